@@ -19,9 +19,7 @@ from aiohttp import web
 from swarm.broadcast import catchup as fetching
 from swarm.broadcast import neighbours, serving
 from swarm.broadcast.catchup import GONE_IN_A_ROW, REQUESTS_A_PEER, catch_up
-from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.serving import ENCODINGS_AT_A_TIME, ENCODINGS_WAITING, OLDER_WEIGHT, Places, VersionServer
-from swarm.broadcast.store.base_model import BaseModel, begin_from_base
 from swarm.broadcast.store.store import KEEP_VERSIONS, HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.version.manifest import DELTAS
@@ -32,9 +30,8 @@ from swarm.net.pace import Pace
 from swarm.net.server import NodeServer
 from swarm.types import Address, NodeId
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER, encode
-from tests.builders import KEY, MIXED_LAYOUT, v
+from tests.builders import v
 from tests.publishers import Publisher, begin, hand_over, receiver_store
-from tests.unit.broadcast.store.test_base_model import save
 from tests.unit.wires import PATIENCE_S, many_turns, until
 
 Alter = Callable[[web.Request, web.StreamResponse], Awaitable[web.StreamResponse]]
@@ -77,12 +74,20 @@ class Net:
         await self._stack.enter_async_context(client)
         return CountingPeer(client, asked)
 
-    async def node(self, server: VersionServer) -> str:
+    async def node(self, publisher: Publisher, **rest: Any) -> str:
         """Serve as a node does, to clients that may hang up, and return the URL."""
+        return await self.serving(self.version_server(publisher.published.store, publisher.published.weights, **rest))
+
+    async def serving(self, server: VersionServer) -> str:
         node = NodeServer(server.routes(), dict)
         port = await node.start("127.0.0.1", 0)
         self._stack.push_async_callback(node.stop)
-        return f"http://127.0.0.1:{port}"
+        return f"http://127.0.0.1:{port}/v1"
+
+    async def session(self) -> aiohttp.ClientSession:
+        """Of a client with as many connections as it likes."""
+        connector, headers = aiohttp.TCPConnector(limit=0), {PROTOCOL_HEADER: str(PROTOCOL)}
+        return await self._stack.enter_async_context(aiohttp.ClientSession(headers=headers, connector=connector))
 
     async def learner(self, publisher: Publisher, *, alter: Alter | None = None) -> CountingPeer:
         return await self.serve(publisher.published.store, publisher.published.weights, alter=alter)
@@ -142,6 +147,15 @@ def receiver(tmp_path: Path, net: Net) -> Receiver:
     return Receiver(tmp_path / "receiver", net)
 
 
+def of(part: str, do: Callable[[web.Response], Awaitable[web.StreamResponse]]) -> Alter:
+    """Alter the answers to requests that name this."""
+
+    async def alter(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
+        return await do(cast(web.Response, answer)) if part in request.path else answer
+
+    return alter
+
+
 async def test_a_few_versions_behind_stored_deltas_are_applied_in_sequence(
     publisher: Publisher, net: Net, receiver: Receiver
 ) -> None:
@@ -159,11 +173,10 @@ async def test_a_few_versions_behind_stored_deltas_are_applied_in_sequence(
 async def test_further_behind_than_anybody_keeps_full_regions_are_fetched(
     publisher: Publisher, net: Net, receiver: Receiver
 ) -> None:
-    receiver.take(publisher.publish(0))
-    for number in range(1, 8):
-        newest = publisher.publish(number)
+    done = publisher.publish_up_to(7)
+    receiver.take(done[0])
     learner = await net.learner(publisher)
-    await receiver.catch_up(newest, learner)
+    await receiver.catch_up(done[7], learner)
     assert receiver.holds(publisher, 7)
     assert learner.count("/regions/") > 0
     assert learner.count("/chunks/") == 0
@@ -223,28 +236,21 @@ def _flip(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("lie", [_flip, lambda body: body[:-9], lambda body: b"", lambda body: body + b"more" * 30])
-@pytest.mark.parametrize("behind", ["a little", "far"])
+@pytest.mark.parametrize(("behind", "part"), [("a little", "/chunks/"), ("far", "/regions/")])
 async def test_a_peer_that_lies_is_left(
-    publisher: Publisher,
-    net: Net,
-    receiver: Receiver,
-    lie: Callable[[bytes], bytes],
-    behind: str,
+    publisher: Publisher, net: Net, receiver: Receiver, lie: Callable[[bytes], bytes], behind: str, part: str
 ) -> None:
-    async def alter(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
-        assert isinstance(answer, web.Response)
+    async def lying(answer: web.Response) -> web.StreamResponse:
         assert isinstance(answer.body, bytes)
-        if "/chunks/" in request.path or "/regions/" in request.path:
-            return web.Response(body=lie(answer.body))
-        return answer
+        return web.Response(body=lie(answer.body))
 
     done = publisher.publish_up_to(3)
     if behind == "a little":
         receiver.take(done[0])
-    liar, honest = await net.learner(publisher, alter=alter), await net.learner(publisher)
+    liar, honest = await net.learner(publisher, alter=of(part, lying)), await net.learner(publisher)
     await receiver.catch_up(done[3], liar, honest)
     assert receiver.holds(publisher, 3)
-    assert 0 < liar.count("/chunks/") + liar.count("/regions/") <= REQUESTS_A_PEER
+    assert 0 < liar.count(part) <= REQUESTS_A_PEER
 
 
 async def test_other_regions_and_chunks_than_were_asked_for_are_lies(
@@ -253,12 +259,10 @@ async def test_other_regions_and_chunks_than_were_asked_for_are_lies(
     newest = publisher.publish_up_to(5)[5]
     weights = publisher.published.weights
 
-    async def swapped(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
-        if "/regions/" not in request.path:
-            return answer
+    async def swapped(answer: web.Response) -> web.StreamResponse:
         return web.Response(body=encode(weights.encode_full(1, newest.table.regions[1].decoded_digest)))
 
-    liar = await net.learner(publisher, alter=swapped)
+    liar = await net.learner(publisher, alter=of("/regions/", swapped))
     with pytest.raises(PeerUnreachable, match="nobody gives the last"):
         await receiver.catch_up(newest, liar)
     assert receiver.weights.version is None
@@ -286,18 +290,13 @@ async def test_what_came_before_everybody_failed_is_kept(publisher: Publisher, n
 async def test_peers_that_are_gone_or_behind_are_no_obstacle(
     publisher: Publisher, net: Net, receiver: Receiver, tmp_path: Path
 ) -> None:
-    behind = await up_to_date_at_first(publisher, net, tmp_path / "behind")
-    for number in range(1, 6):
-        newest = publisher.publish(number)
+    publisher.publish(0)
+    behind = await up_to_date(publisher, net, tmp_path / "behind")
+    newest = [publisher.publish(number) for number in range(1, 6)][-1]
     async with PeerClient(Address(host="127.0.0.1", port=1)) as dead:
         await receiver.catch_up(newest, dead, behind, learner=await net.learner(publisher))
     assert receiver.holds(publisher, 5)
     assert 0 < behind.count("/regions/") < GONE_IN_A_ROW + REQUESTS_A_PEER
-
-
-async def up_to_date_at_first(publisher: Publisher, net: Net, directory: Path) -> CountingPeer:
-    publisher.publish(0)
-    return await up_to_date(publisher, net, directory)
 
 
 async def test_a_stalled_peer_does_not_hold_up_the_end(
@@ -306,13 +305,12 @@ async def test_a_stalled_peer_does_not_hold_up_the_end(
     monkeypatch.setattr(fetching, "LATE_S", 0.2)
     over = asyncio.Event()
 
-    async def stall(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
-        if "/regions/" in request.path:
-            await over.wait()
+    async def stall(answer: web.Response) -> web.StreamResponse:
+        await over.wait()
         return answer
 
     newest = publisher.publish_up_to(5)[5]
-    stalled, good = await net.learner(publisher, alter=stall), await net.learner(publisher)
+    stalled, good = await net.learner(publisher, alter=of("/regions/", stall)), await net.learner(publisher)
     async with asyncio.timeout(PATIENCE_S):
         await receiver.catch_up(newest, stalled, good)
     over.set()
@@ -328,13 +326,13 @@ async def test_the_learner_gives_what_silent_peers_keep_to_themselves(
     monkeypatch.setattr(neighbours, "SILENT_S", 0.1)
     over = asyncio.Event()
 
-    async def stall(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
+    async def stall(answer: web.Response) -> web.StreamResponse:
         await over.wait()
         return answer
 
     done = publisher.publish_up_to(3)
     receiver.take(done[0])
-    silent, learner = await net.learner(publisher, alter=stall), await net.learner(publisher)
+    silent, learner = await net.learner(publisher, alter=of("", stall)), await net.learner(publisher)
     async with asyncio.timeout(PATIENCE_S):
         await receiver.catch_up(done[3], silent, learner=learner, patient=patient)
     assert receiver.holds(publisher, 3)
@@ -425,16 +423,6 @@ async def test_a_node_serves_no_version_that_it_does_not_hold(
             await peer.get(f"/v1/versions/{path}", cap_bytes=1 << 20, timeout_s=5)
 
 
-async def test_a_learner_that_was_restarted_serves_on(publisher: Publisher, net: Net, receiver: Receiver) -> None:
-    done = publisher.publish_up_to(2)
-    receiver.take(done[0])
-    again = PublishedVersions(publisher.directory / "versions", KEY, MIXED_LAYOUT)
-    learner = await net.serve(again.store, again.weights)
-    await receiver.catch_up(done[2], learner)
-    assert learner.count("/regions/") == 0
-    assert receiver.holds(publisher, 2)
-
-
 async def test_every_request_waits_for_the_cap(publisher: Publisher, net: Net, receiver: Receiver) -> None:
     asked: list[int] = []
 
@@ -446,20 +434,6 @@ async def test_every_request_waits_for_the_cap(publisher: Publisher, net: Net, r
     await catch_up(receiver.store, receiver.weights, newest, [learner], pool=net.pool, meter=meter)
     assert len(asked) == learner.count("/chunks/") + learner.count("/regions/") > 0
     assert sum(asked) == newest.table.encoded_bytes
-
-
-async def test_a_base_model_spares_what_matches(
-    publisher: Publisher, net: Net, receiver: Receiver, tmp_path: Path
-) -> None:
-    version = publisher.publish(0)
-    content = bytearray(publisher.history[v(0)])
-    content[70_000] ^= 1
-    base = BaseModel(save(tmp_path / "base", MIXED_LAYOUT, bytes(content)))
-    learner = await net.learner(publisher)
-    begin_from_base(base, receiver.weights, version)
-    await receiver.catch_up(version, learner)
-    assert receiver.holds(publisher, 0)
-    assert learner.count("/regions/") == 1
 
 
 # -- strangers who ask ---------------------------------------------------------------------------------------
@@ -509,9 +483,6 @@ async def test_requests_that_hang_up_leave_no_place_taken() -> None:
         assert [await places.enter(NEWCOMER) for _ in range(ENCODINGS_AT_A_TIME)] == [True] * ENCODINGS_AT_A_TIME
 
 
-OURS = {PROTOCOL_HEADER: str(PROTOCOL)}
-
-
 async def test_what_was_asked_for_by_clients_that_hung_up_is_not_encoded(
     publisher: Publisher, net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -526,52 +497,46 @@ async def test_what_was_asked_for_by_clients_that_hung_up_is_not_encoded(
 
     monkeypatch.setattr(weights, "encode_full", slowly)
     server = net.version_server(publisher.published.store, weights)
-    path = f"{await net.node(server)}/v1/versions/{v(0)}/regions/0"
-    async with aiohttp.ClientSession(headers=OURS) as honest:
-        async with aiohttp.ClientSession(headers=OURS, connector=aiohttp.TCPConnector(limit=0)) as crowd:
-            calls = [asyncio.ensure_future(crowd.get(path)) for _ in range(48)]
-            await until(lambda: net.refused["encodings"] == 48 - ENCODINGS_WAITING - ENCODINGS_AT_A_TIME)
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-        await until(lambda: not server._places._turns)
-        go_on.set()
-        async with honest.get(path) as answer:
-            assert answer.status == 200
+    path = f"{await net.serving(server)}/versions/{v(0)}/regions/0"
+    session = await net.session()
+    calls = [asyncio.ensure_future(session.get(path)) for _ in range(48)]
+    await until(lambda: net.refused["encodings"] == 48 - ENCODINGS_WAITING - ENCODINGS_AT_A_TIME)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await until(lambda: not server._places._turns)
+    go_on.set()
+    assert (await session.get(path)).status == 200
     assert len(begun) == ENCODINGS_AT_A_TIME + 1
 
 
 async def test_a_body_is_booked_as_it_is_sent(publisher: Publisher, net: Net) -> None:
     publisher.publish(0)
     upload = Pace(1.0)
-    url = await net.node(net.version_server(publisher.published.store, publisher.published.weights, upload=upload))
-    path = f"{url}/v1/objects/{publisher.published.store.layout_digest.hex()}"
+    path = f"{await net.node(publisher, upload=upload)}/objects/{publisher.published.store.layout_digest.hex()}"
     publisher.published.store.layout_bytes = bytes(10 * Pace.PIECE_BYTES)
-    async with aiohttp.ClientSession(headers=OURS) as session:
-        calls = [asyncio.ensure_future(session.get(path)) for _ in range(4)]
-        await until(lambda: upload.total_bytes and upload._turns)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+    session = await net.session()
+    calls = [asyncio.ensure_future(session.get(path)) for _ in range(4)]
+    await until(lambda: upload.total_bytes and upload._turns)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
     assert upload.total_bytes <= 2 * Pace.PIECE_BYTES
 
 
 async def test_chunks_of_older_versions_weigh_more(
     publisher: Publisher, net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher.publish(0)
-    publisher.publish(1)
+    publisher.publish_up_to(1)
     weights: list[int] = []
 
     async def flow(self: Pace, nbytes: int, name: str, *, weight: int) -> None:
         weights.append(weight)
 
     monkeypatch.setattr(Pace, "flow", flow)
-    url = await net.node(net.version_server(publisher.published.store, publisher.published.weights))
-    async with aiohttp.ClientSession(headers=OURS) as session:
-        for path in ("0.0/chunks/0", "0.1/chunks/0", "0.1/regions/0"):
-            async with session.get(f"{url}/v1/versions/{path}") as answer:
-                assert answer.status == 200
+    url, session = await net.node(publisher), await net.session()
+    for path in ("0.0/chunks/0", "0.1/chunks/0", "0.1/regions/0"):
+        assert (await session.get(f"{url}/versions/{path}")).status == 200
     assert weights == [OLDER_WEIGHT, 1, 1]
 
 
@@ -580,17 +545,14 @@ async def test_only_nodes_with_a_link_keep_versions_by_asking(
     publisher: Publisher, net: Net, linked: set[str], kept: int
 ) -> None:
     publisher.publish(0)
-    store = publisher.published.store
-    url = await net.node(net.version_server(store, publisher.published.weights, linked=linked))
-    async with aiohttp.ClientSession(headers=OURS) as session, session.get(f"{url}/v1/versions/{v(0)}/head") as answer:
-        assert answer.status == 200
+    url, session = await net.node(publisher, linked=linked), await net.session()
+    assert (await session.get(f"{url}/versions/{v(0)}/head")).status == 200
     for number in range(1, KEEP_VERSIONS + 3):
         publisher.publish(number)
-    assert len(store.versions()) == KEEP_VERSIONS + kept
+    assert len(publisher.published.store.versions()) == KEEP_VERSIONS + kept
 
 
 async def test_a_question_for_the_head_alone_encodes_nothing(publisher: Publisher, net: Net) -> None:
     publisher.publish(0)
-    url = await net.node(net.version_server(publisher.published.store, publisher.published.weights))
-    async with aiohttp.ClientSession(headers=OURS) as session:
-        assert (await session.head(f"{url}/v1/versions/{v(0)}/regions/0")).status == 405
+    url, session = await net.node(publisher), await net.session()
+    assert (await session.head(f"{url}/versions/{v(0)}/regions/0")).status == 405

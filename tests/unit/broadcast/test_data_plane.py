@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -54,6 +54,8 @@ from tests.unit.broadcast.store.test_base_model import save
 from tests.unit.net.test_stream import VirtualLoop
 from tests.unit.wires import PATIENCE_S, many_turns, until
 
+T = TypeVar("T")
+
 
 def test_a_part_of_the_largest_table_fits_into_its_frame() -> None:
     assert max(span.nbytes for span in parts_of(TABLE_BYTES)) == PART_BYTES == CAPS[TABLE]
@@ -61,9 +63,8 @@ def test_a_part_of_the_largest_table_fits_into_its_frame() -> None:
 
 def test_a_part_that_overtook_its_head_is_handed_out_once() -> None:
     early = EarlyParts()
-    early.put(v(2), 1, b"b", BOB)
-    early.put(v(1), 0, b"old", ALICE)
-    early.put(v(3), 0, b"new", ALICE)
+    for version, index, part, sender in ((2, 1, b"b", BOB), (1, 0, b"old", ALICE), (3, 0, b"new", ALICE)):
+        early.put(v(version), index, part, sender)
     assert early.take(v(2)) == [(1, b"b", BOB)]
     assert early.take(v(2)) == early.take(v(1)) == []
     assert early.take(v(3)) == [(0, b"new", ALICE)]
@@ -71,11 +72,10 @@ def test_a_part_that_overtook_its_head_is_handed_out_once() -> None:
 
 def test_a_flood_of_invented_parts_drives_out_itself_alone() -> None:
     early = EarlyParts()
-    mine, yours = bytes(PART_BYTES), bytes(1)
     for index in range(4):
-        early.put(v(7), index, yours, BOB)
+        early.put(v(7), index, b"\0", BOB)
     for number in range(3 * EARLY_BYTES // PART_BYTES):
-        early.put(v(2**40 + number), 0, mine, ALICE)
+        early.put(v(2**40 + number), 0, bytes(PART_BYTES), ALICE)
         assert sum(early._nbytes.values()) <= EARLY_BYTES
     assert [index for index, _, _ in early.take(v(7))] == [0, 1, 2, 3]
 
@@ -186,15 +186,25 @@ def test_an_accomplice_makes_a_node_faster_by_one_version_a_transfer_at_most(
 # -- whom a node asks -----------------------------------------------------------------------------------------
 
 
-class Asked:
-    """A peer that answers, fails, or is silent for ever."""
+async def ask(peer: Peer, progress: Progress) -> bytes:
+    return await peer.get("/", cap_bytes=1, timeout_s=60.0, progress=progress)
 
-    def __init__(self, answer: bytes | Exception | None) -> None:
-        self._answer = answer
+
+class Asked:
+    """A peer whose answer, or failure, takes `seconds` over a line of 256 kbit/s, or of `bytes_per_s`; it is silent for
+    ever if it has none."""
+
+    def __init__(self, answer: bytes | Exception | None, seconds: int = 0, bytes_per_s: int = 32_000) -> None:
+        self._answer, self._seconds, self._bytes_per_s = answer, seconds, bytes_per_s
         self.asked = 0
 
-    async def get(self, path: str, *, cap_bytes: int, timeout_s: float, **rest: Any) -> bytes:
+    async def get(
+        self, path: str, *, cap_bytes: int, timeout_s: float, progress: Progress = lambda size: None
+    ) -> bytes:
         self.asked += 1
+        for second in range(self._seconds):
+            await asyncio.sleep(1.0)
+            progress((second + 1) * self._bytes_per_s)
         if self._answer is None:
             await asyncio.Event().wait()
         if isinstance(self._answer, Exception):
@@ -206,100 +216,58 @@ class Asked:
         raise NotImplementedError
 
 
-async def test_while_a_peer_is_silent_the_learner_is_asked_and_after_a_failure_the_next_peer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def ask(peer: Peer, progress: Progress) -> bytes:
-        return await peer.get("/", cap_bytes=1, timeout_s=60.0)
+def by_virtual_time(what: Coroutine[Any, Any, T], within_s: float = 60.0) -> tuple[T, float]:
+    """What it returns, and after how many seconds."""
 
-    failing, silent, never, learner = Asked(PeerUnreachable("")), Asked(None), Asked(b"late"), Asked(b"it")
-    monkeypatch.setattr(neighbours, "SILENT_S", 0.01)
-    async with asyncio.timeout(PATIENCE_S):
-        assert await neighbours.first_of([failing, silent, never, learner], ask) == b"it"
-    assert [one.asked for one in (failing, silent, never, learner)] == [1, 1, 0, 1]
-    monkeypatch.setattr(neighbours, "SILENT_S", 60.0)
-    unasked = Asked(b"")
-    assert await neighbours.first_of([failing, failing, never, unasked], ask) == b"late"
-    assert unasked.asked == 0
-    assert await neighbours.first_of([failing], ask) is None
-
-
-class Slow:
-    """A peer whose answers take `seconds` over a line of 256 kbit/s, or of `bytes_per_s`."""
-
-    def __init__(self, seconds: int, bytes_per_s: int = 32_000, answer: bytes | Exception = b"it") -> None:
-        self._seconds = seconds
-        self._bytes_per_s = bytes_per_s
-        self._answer = answer
-        self.asked = 0
-
-    async def get(
-        self, path: str, *, cap_bytes: int, timeout_s: float, progress: Progress = lambda size: None
-    ) -> bytes:
-        self.asked += 1
-        for second in range(self._seconds):
-            await asyncio.sleep(1.0)
-            progress((second + 1) * self._bytes_per_s)
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
-
-    async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
-        raise NotImplementedError
-
-
-def test_a_slow_line_is_not_taken_for_a_silent_peer() -> None:
-    async def ask(peer: Peer, progress: Progress) -> bytes:
-        return await peer.get("/", cap_bytes=1, timeout_s=60.0, progress=progress)
-
-    unasked = Asked(b"")
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        asked: list[Peer] = [Slow(30), *[unasked] * 33]
-        assert runner.run(neighbours.first_of(asked, ask)) == b"it"
-    assert unasked.asked == 0
-
-
-def answered_after(*peers: Peer) -> float:
-    """Seconds until one of these peers gives an answer."""
-
-    async def ask(peer: Peer, progress: Progress) -> bytes:
-        return await peer.get("/", cap_bytes=1, timeout_s=60.0, progress=progress)
-
-    async def timed() -> float:
+    async def timed() -> tuple[T, float]:
         began = asyncio.get_running_loop().time()
-        assert await neighbours.first_of(peers, ask) == b"it"
-        return asyncio.get_running_loop().time() - began
+        return await asyncio.wait_for(what, within_s), asyncio.get_running_loop().time() - began
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(timed())
 
 
-def test_a_peer_that_drips_is_taken_for_a_silent_one() -> None:
-    learner, others = Asked(b"it"), [Slow(59, bytes_per_s=1) for _ in range(9)]
-    assert answered_after(*others, learner) == pytest.approx(neighbours.SILENT_S)
-    assert [one.asked for one in others] == [1] + [0] * 8
-    assert learner.asked == 1
+def test_while_a_peer_is_silent_the_learner_is_asked_and_after_a_failure_the_next_peer() -> None:
+    failing, silent, never, learner = Asked(PeerUnreachable("")), Asked(None), Asked(b"late"), Asked(b"it")
+    assert by_virtual_time(neighbours.first_of([failing, silent, never, learner], ask))[0] == b"it"
+    assert [one.asked for one in (failing, silent, never, learner)] == [1, 1, 0, 1]
+    unasked = Asked(b"")
+    assert by_virtual_time(neighbours.first_of([failing, failing, never, unasked], ask))[0] == b"late"
+    assert unasked.asked == 0
+    assert by_virtual_time(neighbours.first_of([failing], ask))[0] is None
 
 
-def test_several_that_send_slowly_and_then_fail_hold_a_fetch_up_no_longer_than_one() -> None:
-    learner, others = Asked(b"it"), [Slow(20, answer=ProtocolError("a lie")) for _ in range(9)]
-    assert answered_after(*others, learner) == pytest.approx(20 + neighbours.SILENT_S)
-    assert [one.asked for one in others] == [1, 1] + [0] * 7
+def test_a_slow_line_is_not_taken_for_a_silent_peer() -> None:
+    unasked = Asked(b"")
+    assert by_virtual_time(neighbours.first_of([Asked(b"it", 30), *[unasked] * 33], ask))[0] == b"it"
+    assert unasked.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "seconds", "bytes_per_s", "held_up_s", "asked"),
+    [(b"late", 59, 1, 0, 1), (ProtocolError("a lie"), 20, 32_000, 20, 2)],
+    ids=["drip", "send slowly and then fail"],
+)
+def test_several_that_are_as_good_as_silent_hold_a_fetch_up_no_longer_than_one(
+    answer: bytes | Exception, seconds: int, bytes_per_s: int, held_up_s: int, asked: int
+) -> None:
+    learner, others = Asked(b"it"), [Asked(answer, seconds, bytes_per_s) for _ in range(9)]
+    found, took_s = by_virtual_time(neighbours.first_of([*others, learner], ask))
+    assert (found, learner.asked) == (b"it", 1)
+    assert took_s == pytest.approx(held_up_s + neighbours.SILENT_S)
+    assert [one.asked for one in others] == [1] * asked + [0] * (9 - asked)
 
 
 def test_while_one_is_silent_no_more_than_two_are_asked() -> None:
-    async def ask(peer: Peer, progress: Progress) -> bytes:
-        return await peer.get("/", cap_bytes=1, timeout_s=60.0)
-
     silent, others = Asked(None), [Asked(None) for _ in range(33)]
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner, pytest.raises(TimeoutError):
-        runner.run(asyncio.wait_for(neighbours.first_of([silent, *others], ask), 50.0))
+    with pytest.raises(TimeoutError):
+        by_virtual_time(neighbours.first_of([silent, *others], ask), 50.0)
     assert [one.asked for one in others] == [0] * 32 + [1]
 
 
-@pytest.mark.parametrize(("seconds", "helped"), [(14, False), (None, True)], ids=["slow", "silent"])
+@pytest.mark.parametrize(("answer", "helped"), [(b"it", False), (None, True)], ids=["slow", "silent"])
 def test_the_learner_helps_only_while_all_peers_are_silent(
-    seconds: int | None, helped: bool, monkeypatch: pytest.MonkeyPatch
+    answer: bytes | None, helped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of 12 pieces takes a home line 14 s, in which something of it always comes. Silent peers have room for
     16: they are asked twice for some before the learner's turn comes. It gives these too."""
@@ -309,21 +277,17 @@ def test_the_learner_helps_only_while_all_peers_are_silent(
         return take(body)  # The virtual clock would run while a thread does it
 
     monkeypatch.setattr(catchup, "in_thread", at_once)
-
-    async def download() -> bool:
-        pieces = [Piece(path="/", expected_bytes=1, cap_bytes=1, take=lambda body: True) for _ in range(12)]
-        with ThreadPoolExecutor(1) as pool:
-            peers = [cast(Peer, Asked(None) if seconds is None else Slow(seconds)) for _ in range(4)]
-            return await Download(pieces, pool).run(peers, [cast(Peer, learner)], patient=True)
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        assert runner.run(asyncio.wait_for(download(), 50.0))
+    pieces = [Piece(path="/", expected_bytes=1, cap_bytes=1, take=lambda body: True) for _ in range(12)]
+    peers = [Asked(answer, 0 if answer is None else 14) for _ in range(4)]
+    with ThreadPoolExecutor(1) as pool:
+        assert by_virtual_time(Download(pieces, pool).run(peers, [learner], patient=True), 50.0)[0]
     assert (learner.asked > 0) == helped
 
 
 # -- a receiver that hears a learner --------------------------------------------------------------------------
 
 HERE = Address(host="127.0.0.1", port=1)
+LISTED = Member(node=OTHER_KEY.node_id)
 
 
 def _nobody(node: NodeId, address: Address) -> PeerClient:
@@ -372,6 +336,11 @@ class Hearer:
         assert courier is None or isinstance(courier, Forwarder)
         return courier
 
+    async def takes_part_as_leaf(self, held: HeldVersion) -> bool:
+        """What it is, once it takes part."""
+        await until(lambda: self.part_in(held))
+        return cast(Forwarder, self.part_in(held))._leaf
+
 
 @asynccontextmanager
 async def running(hearer: Hearer) -> AsyncIterator[Hearer]:
@@ -415,10 +384,7 @@ async def test_a_version_waits_for_the_roster(
     await many_turns()
     assert hearer.part_in(first) is None
     hearer.list(Member(node=ALICE), Member(node=OTHER_KEY.node_id, addresses=addresses))
-    await until(lambda: hearer.part_in(first))
-    courier = hearer.part_in(first)
-    assert courier is not None
-    assert courier._leaf is not bool(addresses)
+    assert await hearer.takes_part_as_leaf(first) is not bool(addresses)
 
 
 async def test_a_node_that_nobody_lists_takes_part_as_a_leaf(
@@ -426,10 +392,7 @@ async def test_a_node_that_nobody_lists_takes_part_as_a_leaf(
 ) -> None:
     monkeypatch.setattr(neighbours, "LISTED_S", 0.1)
     hearer.announce(first)
-    await until(lambda: hearer.part_in(first))
-    courier = hearer.part_in(first)
-    assert courier is not None
-    assert courier._leaf
+    assert await hearer.takes_part_as_leaf(first)
 
 
 async def test_links_to_those_who_left_the_roster_end_but_not_the_learners(
@@ -444,34 +407,27 @@ async def test_links_to_those_who_left_the_roster_end_but_not_the_learners(
     assert ended == [{KEY.node_id, BOB}]
 
 
-OPEN = ("8.8.8.8", "2606:4700::1")
-PRIVATE = ("192.168.1.1", "10.0.0.7", "127.0.0.1", "::1", "fd12::1")
-NEVER = ("169.254.169.254", "fe80::1", "224.0.0.1", "0.0.0.0", "localhost", "router.home", "64:ff9b::a00:1")
+OPEN, PRIVATE, NEVER = "8.8.8.8", "192.168.1.1", "169.254.169.254"
 
 
 @pytest.mark.parametrize("lan", [False, True])
 async def test_a_roster_aims_nobody_at_addresses_that_no_stranger_may_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lan: bool
 ) -> None:
-    called: list[str] = []
-
-    def peer_at(node: NodeId, address: Address) -> None:
-        called.append(address.host)
-
     hearer = Hearer(tmp_path / "receiver", lan=lan)
-    found, dialled = hearer.receiver._neighbours, list[str]()
-    monkeypatch.setattr(found, "_station", replace(hearer.station, peer_at=peer_at))  # type: ignore[arg-type]
+    found, dialled, called = hearer.receiver._neighbours, list[str](), list[str]()
+    station = replace(hearer.station, peer_at=lambda node, address: called.append(address.host))  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(found, "_station", station)
 
     def dial(wanted: dict[NodeId, Callable[[], list[Address]]]) -> None:
         dialled.extend(address.host for ways in wanted.values() for address in ways())
 
     monkeypatch.setattr(found.links, "dial", dial)
-    named = (*OPEN, *PRIVATE, *NEVER)
-    alone = [Member(node=NodeId(f"f{i}"), addresses=(Address(host=host, port=80),)) for i, host in enumerate(named)]
-    several = tuple(Address(host=host, port=80) for host in (NEVER[0], PRIVATE[0], OPEN[0]))
-    hearer.list(Member(node=OTHER_KEY.node_id), *alone, Member(node=NodeId("g"), addresses=several))
+    several = tuple(Address(host=host, port=80) for host in (NEVER, PRIVATE, OPEN))
+    alone = [Member(node=NodeId(f"f{address.host}"), addresses=(address,)) for address in several]
+    hearer.list(LISTED, *alone, Member(node=NodeId("g"), addresses=several))
     found.publics()
-    assert set(dialled) == {*OPEN, *(PRIVATE if lan else ())}
+    assert set(dialled) == ({OPEN, PRIVATE} if lan else {OPEN})
     assert called == []
     await found.close()
     hearer.pool.shutdown()
@@ -634,14 +590,12 @@ async def test_in_trees_a_part_of_a_table_goes_on_once_from_its_parent_to_its_ch
 
 
 async def with_base(tmp_path: Path, publisher: Publisher, *, wrong: slice) -> tuple[Hearer, HeldVersion]:
+    """A receiver with a local copy of the first version, of which a part is `wrong`."""
     first = publisher.publish(0)
     content = bytearray(publisher.history[v(0)])
     content[wrong] = bytes(byte ^ 1 for byte in content[wrong])
     base = BaseModel(save(tmp_path / "base", MIXED_LAYOUT, bytes(content)))
     return Hearer(tmp_path / "receiver", base), first
-
-
-LISTED = Member(node=OTHER_KEY.node_id)
 
 
 async def test_a_first_version_that_the_base_model_has_is_not_waited_for(tmp_path: Path) -> None:
@@ -659,19 +613,7 @@ async def test_a_first_version_that_the_base_model_has_is_not_waited_for(tmp_pat
         await until(lambda: hearer.part_in(second))
 
 
-async def test_little_that_is_not_in_the_base_model_is_asked_for(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path / "learner")
-    found, first = await with_base(tmp_path, publisher, wrong=slice(70_000, 70_001))
-    async with running(found) as hearer:
-        hearer.list(LISTED)
-        hearer.announce(first)
-        weights = hearer.receiver.weights
-        assert weights is not None
-        await until(lambda: len(weights.lacking(first.table)) == 1 and hearer.receiver._behind_since is not None)
-        assert hearer.part_in(first) is None
-
-
-async def test_why_it_cannot_catch_up_is_said_once_however_often_it_tries(
+async def test_little_that_is_not_in_the_base_model_is_asked_for_and_why_in_vain_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = 0
@@ -692,6 +634,7 @@ async def test_why_it_cannot_catch_up_is_said_once_however_often_it_tries(
         assert [line for line in hearer.said if "cannot catch up" in line] == [
             "cannot catch up with version 0.0 yet: nobody gives the last 1 regions of version 0.0"
         ]
+        assert hearer.part_in(first) is None
 
 
 async def test_a_version_that_is_mostly_not_in_the_base_model_is_streamed(tmp_path: Path) -> None:
@@ -736,13 +679,6 @@ async def test_who_leaves_in_an_apply_waits_for_its_end(
     hearer.pool.shutdown()
 
 
-class Giver:
-    """A peer that gives whatever it is asked for."""
-
-    async def get(self, path: str, *, cap_bytes: int, timeout_s: float, **rest: Any) -> bytes:
-        return b"what it is asked for"
-
-
 async def test_a_download_that_is_given_up_waits_for_what_is_being_written() -> None:
     begun, go_on, written = threading.Event(), threading.Event(), threading.Event()
 
@@ -754,7 +690,7 @@ async def test_a_download_that_is_given_up_waits_for_what_is_being_written() -> 
 
     with ThreadPoolExecutor(1) as pool:
         download = Download([Piece(path="/", expected_bytes=1, cap_bytes=1, take=take)], pool)
-        task = asyncio.create_task(download.run([Giver()], (), patient=True))  # type: ignore[list-item]
+        task = asyncio.create_task(download.run([Asked(b"what it is asked for")], (), patient=True))
         await until(begun.is_set)
         task.cancel()
         await asyncio.sleep(0.05)

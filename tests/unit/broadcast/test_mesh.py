@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -118,18 +119,22 @@ def test_a_fast_seeder_sends_what_the_relays_cannot() -> None:
     assert mesh.run(limit_s=30) < 1.5 * 24_000 / 116 * STEP_S
 
 
-def test_what_a_dead_relay_was_dealt_reaches_everybody() -> None:
-    mesh = mesh_of(600, 4)
-    mesh.begin(60)
-    mesh.kill(NodeId("p1"))
-    mesh.run(limit_s=30)
-
-
-@pytest.mark.parametrize("leaves", [0, 4])
-def test_a_stalled_link_holds_up_nobody_else(leaves: int) -> None:
-    mesh = mesh_of(2000, 4, leaves)
-    mesh.begin(50)
-    mesh.blocked.add((NodeId("p0"), NodeId("p1")))
+@pytest.mark.parametrize(
+    ("count", "leaves", "begun", "happens"),
+    [
+        (600, 0, 60, lambda mesh: mesh.kill(NodeId("p1"))),
+        (600, 0, 100, lambda mesh: mesh.add("p9")),
+        (2000, 0, 50, lambda mesh: mesh.blocked.add((NodeId("p0"), NodeId("p1")))),
+        (2000, 4, 50, lambda mesh: mesh.blocked.add((NodeId("p0"), NodeId("p1")))),
+    ],
+    ids=["a relay dies", "a newcomer comes", "a link stalls", "a link stalls, with leaves"],
+)
+def test_whatever_happens_in_the_middle_everybody_gets_everything(
+    count: int, leaves: int, begun: int, happens: Callable[[Mesh], object]
+) -> None:
+    mesh = mesh_of(count, 4, leaves)
+    mesh.begin(begun)
+    happens(mesh)
     mesh.run(limit_s=30)
 
 
@@ -143,46 +148,41 @@ def test_what_a_relay_does_not_send_any_more_others_send() -> None:
     assert min(mesh.sends[NodeId(f"p{i}")] for i in range(1, 4)) > 3 * sent
 
 
-def test_a_newcomer_in_the_middle_gets_everything() -> None:
-    mesh = mesh_of(600, 3)
-    mesh.begin(100)
-    mesh.add("p9")
-    mesh.run(limit_s=30)
+A, B = NodeId("a"), NodeId("b")
+
+
+def forwarder(count: int, *peers: NodeId) -> Forwarder:
+    relay = Forwarder(SEEDER, count, leaf=False, now=0.0)
+    for peer in peers:
+        relay.join(peer, leaf=False, now=0.0)
+    return relay
 
 
 def test_a_peer_that_wants_what_one_lacks_gets_nothing_and_breaks_nothing() -> None:
-    relay = Forwarder(SEEDER, 10, leaf=False, now=0.0)
-    relay.join(NodeId("p"), leaf=False, now=0.0)
-    relay.heard(NodeId("p"), Want(indices=(1, 2, 99)), now=0.0)
-    assert relay.next_for(NodeId("p"), now=0.0) is None
+    relay = forwarder(10, A)
+    relay.heard(A, Want(indices=(1, 2, 99)), now=0.0)
+    assert relay.next_for(A, now=0.0) is None
 
 
 def test_fresh_chunks_count_only_from_the_seeder() -> None:
-    relay = Forwarder(SEEDER, 10, leaf=False, now=0.0)
-    relay.join(NodeId("a"), leaf=False, now=0.0)
-    relay.join(NodeId("b"), leaf=False, now=0.0)
-    relay.arrived(NodeId("a"), 3, Kind.FRESH, None, now=0.0)
-    assert relay.next_for(NodeId("b"), now=0.0) is None
+    relay = forwarder(10, A, B)
+    relay.arrived(A, 3, Kind.FRESH, None, now=0.0)
+    assert relay.next_for(B, now=0.0) is None
 
 
 def test_a_complete_child_is_sent_no_copies() -> None:
-    relay = Forwarder(SEEDER, 10, leaf=False, now=0.0)
-    for peer in (SEEDER, NodeId("a"), NodeId("b")):
-        relay.join(peer, leaf=False, now=0.0)
-    relay.heard(NodeId("b"), Complete(), now=0.0)
+    relay = forwarder(10, SEEDER, A, B)
+    relay.heard(B, Complete(), now=0.0)
     relay.arrived(SEEDER, 3, Kind.FRESH, None, now=0.0)
-    assert relay.next_for(NodeId("b"), now=0.0) is None
-    assert relay.next_for(NodeId("a"), now=0.0) == Send(3, Kind.COPY)
+    assert relay.next_for(B, now=0.0) is None
+    assert relay.next_for(A, now=0.0) == Send(3, Kind.COPY)
 
 
 @pytest.mark.parametrize(("children", "slow"), [(4, 1), (7, 3)])
 def test_links_that_are_slow_do_not_keep_their_relay_to_their_pace(children: int, slow: int) -> None:
     """A quarter of the others' rate: enough not to be taken for stalled."""
-    relay = Forwarder(SEEDER, 4000, leaf=False, now=0.0)
     peers = [NodeId(f"p{i}") for i in range(children)]
-    relay.join(SEEDER, leaf=False, now=0.0)
-    for peer in peers:
-        relay.join(peer, leaf=False, now=0.0)
+    relay = forwarder(4000, SEEDER, *peers)
     credit = index = 0
     for step in range(1, 2001):
         now = step * STEP_S

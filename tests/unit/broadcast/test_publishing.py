@@ -6,9 +6,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-import torch
 from msgspec.structs import replace
-from safetensors.torch import save_file
 
 from swarm.broadcast.encoding import Encode, Encoded, Region
 from swarm.broadcast.publishing import PublishedVersions
@@ -33,11 +31,22 @@ from swarm.broadcast.version.manifest import (
 from swarm.wire import digest, encode
 from tests.builders import ADAPTED_LAYOUT, KEY, MIXED_LAYOUT, layout, v, weights_of
 from tests.publishers import CHUNK_BYTES, Publisher, hand_over, receiver_store
+from tests.unit.broadcast.store.test_base_model import save
 
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> Publisher:
     return Publisher(tmp_path / "learner")
+
+
+def newest_of(publisher: Publisher) -> HeldVersion:
+    newest = publisher.published.newest
+    assert newest is not None
+    return newest
+
+
+def sums_of(what: Layout, weights: bytes) -> tuple[int, ...]:
+    return tuple(tensor_sum(weights[span.start : span.start + span.nbytes]) for span in tensor_spans(what))
 
 
 def test_what_is_published_opens_with_the_learners_key_alone(publisher: Publisher) -> None:
@@ -61,9 +70,7 @@ ODD_LAYOUT = layout(
 def test_tensor_sums_are_those_of_the_weights(tmp_path: Path, what: Layout) -> None:
     publisher = Publisher(tmp_path, what)
     for version in [*publisher.publish_up_to(2), publisher.publish(3, full=True), publisher.publish(4)]:
-        weights = publisher.history[version.head.version]
-        sums = [tensor_sum(weights[s.start : s.start + s.nbytes]) for s in tensor_spans(what)]
-        assert list(version.table.tensor_sums) == sums
+        assert version.table.tensor_sums == sums_of(what, publisher.history[version.head.version])
 
 
 def test_staging_and_map_change_places(publisher: Publisher) -> None:
@@ -91,10 +98,8 @@ def test_a_version_without_changes_is_next_to_nothing(publisher: Publisher) -> N
 def test_a_restarted_learner_finds_its_newest_version_and_goes_on(publisher: Publisher, tmp_path: Path) -> None:
     done = publisher.publish_up_to(2)
     publisher.restart()
-    newest = publisher.published.newest
-    assert newest is not None
-    assert newest.head == done[2].head
-    assert newest.sealed_head == done[2].sealed_head
+    newest = newest_of(publisher)
+    assert (newest.head, newest.sealed_head) == (done[2].head, done[2].sealed_head)
     assert newest.chunks.complete
     assert publisher.published.weights.version == v(2)
     after = publisher.publish(3)
@@ -130,9 +135,7 @@ def test_a_learner_that_lost_its_map_publishes_in_full(publisher: Publisher) -> 
     publisher.published.weights.path.unlink()
     publisher.restart()
     # Version 1 is a delta, and its base is gone.
-    newest = publisher.published.newest
-    assert newest is not None
-    assert newest.head == done[1].head
+    assert newest_of(publisher).head == done[1].head
     assert publisher.publish(2).head.base is None
 
 
@@ -140,20 +143,17 @@ def test_a_version_whose_encodings_are_lost_is_not_announced_again(publisher: Pu
     done = publisher.publish_up_to(1)
     done[1].chunks.path.write_bytes(b"")
     publisher.restart()
-    newest = publisher.published.newest
-    assert newest is not None
-    assert newest.head == done[0].head
+    assert newest_of(publisher).head == done[0].head
 
 
 def test_a_full_disk_leaves_everything_as_it_was(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     publisher.publish(0)
     publisher.staging.write_bytes(weights_of(MIXED_LAYOUT, 9))
     files = sorted(path.name for path in publisher.published.store.directory.iterdir())
-    spare_bytes = disk.SPARE_BYTES
-    monkeypatch.setattr(disk, "SPARE_BYTES", 1 << 60)
-    with pytest.raises(DiskFull, match=r"no room for version 0.1: free \d+ MB there"):
-        publisher.published.publish(publisher.staging, v(1), CHUNK_BYTES, publisher.submit, full=True)
-    monkeypatch.setattr(disk, "SPARE_BYTES", spare_bytes)
+    with monkeypatch.context() as crowded:
+        crowded.setattr(disk, "SPARE_BYTES", 1 << 60)
+        with pytest.raises(DiskFull, match=r"no room for version 0.1: free \d+ MB there"):
+            publisher.published.publish(publisher.staging, v(1), CHUNK_BYTES, publisher.submit, full=True)
     assert sorted(path.name for path in publisher.published.store.directory.iterdir()) == files
     assert publisher.published.weights.version == v(0)
     assert publisher.publish(1).head.base == v(0)
@@ -183,16 +183,28 @@ class AdapterPublisher:
 
         return self.inner.published.publish(self.inner.staging, v(version), CHUNK_BYTES, submit, full=full)
 
+    def weights(self) -> bytes:
+        return self.inner.published.weights.path.read_bytes()
+
+
+class AdapterReceiver:
+    """A receiver that has taken the first version."""
+
+    def __init__(self, directory: Path, publisher: AdapterPublisher) -> None:
+        self.store = receiver_store(directory, ADAPTED_LAYOUT)
+        self.map = open_weights(self.store)
+        self.first = publisher.publish(0)
+        self.take(self.first)
+
+    def take(self, version: HeldVersion) -> None:
+        self.map.apply(hand_over(self.store, version))
+
 
 def test_a_version_of_an_adapter_is_the_adapter_alone(tmp_path: Path) -> None:
-    publisher = AdapterPublisher(tmp_path)
-    first, span = publisher.publish(0), publisher.adapter
-    assert first.table.encoded_bytes > 10 * span.nbytes
-    regions = regions_of(ADAPTED_LAYOUT)
+    publisher, regions = AdapterPublisher(tmp_path), regions_of(ADAPTED_LAYOUT)
+    receiver, span = AdapterReceiver(tmp_path / "receiver", publisher), publisher.adapter
+    assert receiver.first.table.encoded_bytes > 10 * span.nbytes
     assert len(publisher.encoded) == len(regions)
-    receiver = receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT)
-    weights = open_weights(receiver)
-    weights.apply(hand_over(receiver, first))
     for number in (1, 2):
         version = publisher.publish(number)
         frozen = frozen_regions(ADAPTED_LAYOUT)
@@ -204,19 +216,15 @@ def test_a_version_of_an_adapter_is_the_adapter_alone(tmp_path: Path) -> None:
         assert version.table.encoded_bytes <= span.nbytes
         assert [entry.codec == "frozen" for entry in version.table.regions] == frozen
         assert version.head.base == v(number - 1)
-        weights.apply(hand_over(receiver, version))
-        content = weights.path.read_bytes()
-        assert content == publisher.inner.published.weights.path.read_bytes()
-        sums = [tensor_sum(content[s.start : s.start + s.nbytes]) for s in tensor_spans(ADAPTED_LAYOUT)]
-        assert list(version.table.tensor_sums) == sums
+        receiver.take(version)
+        assert receiver.map.path.read_bytes() == publisher.weights()
+        assert version.table.tensor_sums == sums_of(ADAPTED_LAYOUT, publisher.weights())
 
 
 def test_an_adapter_needs_no_chain_of_versions(tmp_path: Path) -> None:
     """A receiver that has the base, and missed the versions since, lacks the regions of the adapter alone."""
     publisher = AdapterPublisher(tmp_path)
-    receiver = receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT)
-    weights = open_weights(receiver)
-    weights.apply(hand_over(receiver, publisher.publish(0)))
+    weights = AdapterReceiver(tmp_path / "receiver", publisher).map
     newest = [publisher.publish(number) for number in (1, 2, 3)][-1]
     lacking = weights.lacking(newest.table)
     assert sum(weights.regions[index].nbytes for index in lacking) == publisher.adapter.nbytes
@@ -226,24 +234,20 @@ def test_an_adapter_needs_no_chain_of_versions(tmp_path: Path) -> None:
         assert full is not None
         assert weights.put_region(index, full.codec, full.encoded)
     weights.finish()
-    assert weights.path.read_bytes() == publisher.inner.published.weights.path.read_bytes()
+    assert weights.path.read_bytes() == publisher.weights()
 
 
 def test_an_adapter_in_full_is_as_small_and_follows_any_version(tmp_path: Path) -> None:
     publisher = AdapterPublisher(tmp_path)
-    receiver = receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT)
-    weights = open_weights(receiver)
-    weights.apply(hand_over(receiver, publisher.publish(0)))
+    receiver = AdapterReceiver(tmp_path / "receiver", publisher)
     publisher.publish(1)
     newest = publisher.publish(2, full=True)
     assert newest.table.encoded_bytes <= publisher.adapter.nbytes
     assert not needs_base(newest.table)
-    assert weights.can_become(newest)
-    weights.apply(hand_over(receiver, newest))
-    content = weights.path.read_bytes()
-    assert content == publisher.inner.published.weights.path.read_bytes()
-    sums = [tensor_sum(content[s.start : s.start + s.nbytes]) for s in tensor_spans(ADAPTED_LAYOUT)]
-    assert list(newest.table.tensor_sums) == sums
+    assert receiver.map.can_become(newest)
+    receiver.take(newest)
+    assert receiver.map.path.read_bytes() == publisher.weights()
+    assert newest.table.tensor_sums == sums_of(ADAPTED_LAYOUT, publisher.weights())
     empty = open_weights(receiver_store(tmp_path / "newcomer", ADAPTED_LAYOUT))
     assert not empty.can_become(newest)
     assert len(empty.missing_base(newest)) == sum(frozen_regions(ADAPTED_LAYOUT))
@@ -260,30 +264,16 @@ def test_a_map_in_memory_makes_the_base_again_from_the_first_version_after_a_pow
     weights.close()
     again = open_in_memory(receiver, tmp_path / "memory")
     assert again.version == v(3)
-    assert again.path.read_bytes() == publisher.inner.published.weights.path.read_bytes()
+    assert again.path.read_bytes() == publisher.weights()
     again.close()
 
 
 def test_a_local_copy_of_the_base_leaves_the_adapter_alone_to_fetch(tmp_path: Path) -> None:
     publisher = AdapterPublisher(tmp_path)
-    first, newest = publisher.publish(0), publisher.publish(1)
-    own = [(tensor, span) for tensor, span in zip(ADAPTED_LAYOUT.tensors, tensor_spans(ADAPTED_LAYOUT), strict=True)]
-    directory = tmp_path / "base"
-    directory.mkdir()
-    kinds = {"BF16": torch.bfloat16, "U8": torch.uint8}
-    save_file(
-        {
-            tensor.name: torch.frombuffer(bytearray(publisher.base[span.start :][: span.nbytes]), dtype=torch.uint8)
-            .view(kinds[tensor.dtype])
-            .view(tensor.shape)
-            for tensor, span in own
-            if tensor.frozen
-        },
-        directory / "model.safetensors",
-    )
-    assert first.head.version == v(0)
+    newest = [publisher.publish(number) for number in (0, 1)][-1]
+    base = BaseModel(save(tmp_path / "base", ADAPTED_LAYOUT, publisher.base, frozen_only=True))
     weights = open_weights(receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT))
-    assert begin_from_base(BaseModel(directory), weights, newest) == publisher.adapter.nbytes
+    assert begin_from_base(base, weights, newest) == publisher.adapter.nbytes
 
 
 def test_another_base_is_another_layout_and_begins_anew(tmp_path: Path) -> None:

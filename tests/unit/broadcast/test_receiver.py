@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +115,12 @@ class LearnerHost:
         self.service.announce(held)
         return held
 
+    def linked(self, count: int) -> Callable[[], bool]:
+        return lambda: self.service.status()["streams"] == count
+
+    def holders(self) -> dict[str, int]:
+        return {version: found["complete"] for version, found in self.service.status()["broadcasts"].items()}
+
     @property
     def sent_bytes(self) -> int:
         """Over streams and HTTP."""
@@ -193,6 +199,10 @@ def expected(tmp_path: Path, number: int, *, step_lr: float = STEP_LR) -> bytes:
     return path.read_bytes()
 
 
+def all_hold(hosts: list[ReceiverHost], number: int, incarnation: int = 0) -> Callable[[], bool]:
+    return lambda: all(host.holds(number, incarnation) for host in hosts)
+
+
 # -- versions ------------------------------------------------------------------------------------------------
 
 
@@ -203,7 +213,7 @@ async def test_version_after_version_comes_whole_to_publics_and_leaves(world: Wo
     for number in range(4):
         held = await learner.publish(number)
         assert (held.head.base is None) == (number == 0)
-        await until(lambda: all(host.holds(number) for host in hosts))  # noqa: B023
+        await until(all_hold(hosts, number))
     assert {host.weights() for host in hosts} == {expected(tmp_path, 3)}
     assert [host.said for host in hosts] == [[], [], [], []]
     status = learner.service.status()
@@ -241,7 +251,7 @@ async def test_in_a_forest_the_links_are_those_of_the_trees_as_many_as_can_be_dr
 async def test_deltas_that_were_published_meanwhile_are_applied_in_order(world: World, tmp_path: Path) -> None:
     learner = await world.learner(bytes_per_s=4 * SLOW)
     hosts = [await world.receiver(number) for number in (1, 2)]
-    await until(lambda: learner.service.status()["streams"] == 2)
+    await until(learner.linked(2))
     for number in range(3):
         await learner.publish(number)
     assert len(learner.service._transfers.active) == 3
@@ -250,7 +260,7 @@ async def test_deltas_that_were_published_meanwhile_are_applied_in_order(world: 
     assert all(0 < share <= 1 for shares in progress for share in shares.values())
     await until(lambda: any(found["progress"] for found in learner.service.status()["broadcasts"].values()))
     await until(lambda: all(len(host.receiver.status()["chunks_held"]) == 3 for host in hosts))
-    await until(lambda: all(host.holds(2) for host in hosts))
+    await until(all_hold(hosts, 2))
     assert {host.weights() for host in hosts} == {expected(tmp_path, 2)}
     await until(lambda: not any(found["progress"] for found in learner.service.status()["broadcasts"].values()))
 
@@ -259,7 +269,7 @@ async def test_a_full_version_makes_the_ones_before_needless(world: World, tmp_p
     """A receiver that cannot keep pace is not buried under deltas."""
     learner = await world.learner(bytes_per_s=SLOW)
     host = await world.receiver(1)
-    await until(lambda: learner.service.status()["streams"] == 1)
+    await until(learner.linked(1))
     for number in range(4):
         held = await learner.publish(number, step_lr=LARGE_STEP_LR)
         await until(lambda: number == 3 or learner.service._transfers.active[v(number)].parts[0].joined)  # noqa: B023
@@ -322,15 +332,6 @@ async def test_a_receiver_far_behind_is_helped_by_another_one(world: World, tmp_
     await until(lambda: late.holds(6))
 
 
-async def test_alone_it_is_helped_by_the_learner(world: World, tmp_path: Path) -> None:
-    learner = await world.learner()
-    for number in range(3):
-        await learner.publish(number)
-    late = await world.receiver(2)
-    await until(lambda: late.holds(2))
-    assert late.weights() == expected(tmp_path, 2)
-
-
 async def test_a_learner_that_was_restarted_sends_the_rest_of_a_version(world: World, tmp_path: Path) -> None:
     learner = await world.learner(bytes_per_s=SLOW)
     hosts = [await world.receiver(number) for number in (1, 2)]
@@ -339,7 +340,7 @@ async def test_a_learner_that_was_restarted_sends_the_rest_of_a_version(world: W
     await until(lambda: all(host.chunks_held(0) > half for host in hosts))
     await learner.stop()
     again = await world.learner(again=True)
-    await until(lambda: all(host.holds(0) for host in hosts))
+    await until(all_hold(hosts, 0))
     assert hosts[0].weights() == hosts[1].weights() == expected(tmp_path, 0)
     assert again.sent_bytes < 0.7 * held.table.encoded_bytes
 
@@ -348,7 +349,7 @@ async def test_a_learner_that_was_restarted_sends_nothing_that_everybody_has(wor
     learner = await world.learner()
     hosts = [await world.receiver(number) for number in (1, 2)]
     held = await learner.publish(0)
-    await until(lambda: all(host.holds(0) for host in hosts))
+    await until(all_hold(hosts, 0))
     await learner.stop()
     again = await world.learner(again=True)
     await until(lambda: again.service.status()["broadcasts"]["0.0"]["complete"] == 2)
@@ -357,14 +358,14 @@ async def test_a_learner_that_was_restarted_sends_nothing_that_everybody_has(wor
     await until(lambda: seeder.dealt)
     assert again.sent_bytes < 0.2 * held.table.encoded_bytes
     await again.publish(0, incarnation=1)
-    await until(lambda: all(host.holds(0, incarnation=1) for host in hosts))
+    await until(all_hold(hosts, 0, 1))
 
 
 async def test_receivers_go_on_among_themselves_while_the_learner_is_gone(world: World, tmp_path: Path) -> None:
     learner = await world.learner()
     hosts = [await world.receiver(number) for number in (1, 2)]
     await learner.publish(0)
-    await until(lambda: all(host.holds(0) for host in hosts))
+    await until(all_hold(hosts, 0))
     await until(lambda: all(host.receiver.status()["streams"] == 2 for host in hosts))
     await learner.stop()
     await until(lambda: [host.receiver.status()["streams"] for host in hosts] == [1, 1])
@@ -375,33 +376,30 @@ async def test_receivers_go_on_among_themselves_while_the_learner_is_gone(world:
 # -- versions that came another way --------------------------------------------------------------------------
 
 
-def holders(learner: LearnerHost) -> dict[str, int]:
-    return {version: found["complete"] for version, found in learner.service.status()["broadcasts"].items()}
-
-
 async def test_the_learner_counts_who_took_a_version_from_its_base_model(world: World, tmp_path: Path) -> None:
     learner = await world.learner(bytes_per_s=SLOW)
     host = await world.receiver(1, base=BaseModel(save(tmp_path / "base", layout_of(SIZE), expected(tmp_path, 0))))
-    await until(lambda: learner.service.status()["streams"] == 1)
+    await until(learner.linked(1))
     await learner.publish(0)
-    await until(lambda: holders(learner) == {"0.0": 1})
+    await until(lambda: learner.holders() == {"0.0": 1})
     assert host.chunks_held(0) == 0
     # It can give nobody a chunk: nobody is to count on it.
     assert learner.service._transfers.active[v(0)].parts[0].joined == set()
     await learner.publish(1)
     await until(lambda: host.holds(1))
     assert list(learner.service._transfers.active) == [v(1)]
-    await until(lambda: holders(learner) == {"0.0": 1, "0.1": 1})
+    await until(lambda: learner.holders() == {"0.0": 1, "0.1": 1})
 
 
 async def test_a_learner_that_was_restarted_is_told_of_them_again(world: World, tmp_path: Path) -> None:
     learner = await world.learner()
     await world.receiver(1, base=BaseModel(save(tmp_path / "base", layout_of(SIZE), expected(tmp_path, 0))))
     await learner.publish(0)
-    await until(lambda: holders(learner) == {"0.0": 1})
+    await until(lambda: learner.holders() == {"0.0": 1})
     await learner.stop()
     again = await world.learner(again=True)
-    await until(lambda: holders(again) == {"0.0": 1})
+    await until(lambda: again.holders() == {"0.0": 1})
+
 
 
 async def test_the_learner_counts_who_caught_up_by_deltas(world: World) -> None:
@@ -409,12 +407,12 @@ async def test_the_learner_counts_who_caught_up_by_deltas(world: World) -> None:
     learner = await world.learner()
     host = await world.receiver(1)
     await learner.publish(0)
-    await until(lambda: holders(learner) == {"0.0": 1})
+    await until(lambda: learner.holders() == {"0.0": 1})
     await host.stop()
     for number in (1, 2):
         await learner.publish(number)
     again = await world.receiver(1)
-    await until(lambda: holders(learner) == {"0.0": 1, "0.1": 1, "0.2": 1})
+    await until(lambda: learner.holders() == {"0.0": 1, "0.1": 1, "0.2": 1})
     assert again.receiver.status()["chunks_held"] == {}
 
 
@@ -423,7 +421,8 @@ async def test_the_learner_counts_who_caught_up_by_regions(world: World) -> None
     for number in range(3):
         await learner.publish(number)
     late = await world.receiver(1)
-    await until(lambda: holders(learner) == {"0.0": 0, "0.1": 0, "0.2": 1})
+    await until(lambda: learner.holders() == {"0.0": 0, "0.1": 0, "0.2": 1})
+    assert late.holds(2)
     assert late.receiver.status()["chunks_held"] == {}
 
 
@@ -449,7 +448,7 @@ async def test_another_model_is_told_to_whoever_uses_the_old_one(world: World) -
 async def test_a_layout_that_nobody_gives_at_first_is_asked_for_again(world: World) -> None:
     learner = await world.learner()
     host = await world.receiver(1)
-    await until(lambda: learner.service.status()["streams"] == 1)
+    await until(learner.linked(1))
     host.refusals = 3
     await learner.publish(0)
     await until(lambda: host.holds(0))
@@ -466,14 +465,14 @@ async def test_whom_an_outage_left_behind_together_ask_the_learner_in_the_end(
     hosts = [await world.receiver(number) for number in (1, 2)]
     for number in range(2):
         await learner.publish(number)
-        await until(lambda: all(host.holds(number) for host in hosts))  # noqa: B023
+        await until(all_hold(hosts, number))
     for host in hosts:
         host.refusals = 10**9
         host.receiver._neighbours.links.end(KEY.node_id)
-    await until(lambda: learner.service.status()["streams"] == 0)
+    await until(learner.linked(0))
     for number in range(2, 8):
         await learner.publish(number)
     for host in hosts:
         host.refusals = 0
-    await until(lambda: all(host.holds(7) for host in hosts))
+    await until(all_hold(hosts, 7))
     assert {host.weights() for host in hosts} == {expected(tmp_path, 7)}

@@ -32,7 +32,7 @@ from swarm.errors import ProtocolError
 from swarm.wire import digest
 from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, SWARM_OF_KEY, v
 from tests.publishers import Publisher
-from tests.unit.broadcast.test_receiver import SIZE, LearnerHost, ReceiverHost, World, expected, world
+from tests.unit.broadcast.test_receiver import SIZE, LearnerHost, ReceiverHost, World, all_hold, expected, world
 from tests.unit.wires import until
 
 __all__ = ["world"]
@@ -102,20 +102,20 @@ async def swarm_with(world: World, gate: Gate, *, leaves: int = 0) -> tuple[Lear
     learner = await world.learner()
     hosts = [await world.receiver(1), await world.receiver(2)]
     hosts += [await world.receiver(3 + number, leaf=True) for number in range(leaves)]
-    await until(lambda: learner.service.status()["streams"] == len(hosts))
+    await until(learner.linked(len(hosts)))
     await learner.publish(0)
-    await until(lambda: all(host.holds(0) for host in hosts))
+    await until(all_hold(hosts, 0))
     return learner, hosts
 
 
 async def test_chunks_leave_while_the_rest_is_being_encoded(world: World, gate: Gate, tmp_path: Path) -> None:
     learner, hosts = await swarm_with(world, gate, leaves=2)
     async with encoding_of(learner, gate, 1):
-        await until(lambda: all(has_all_so_far(host) for host in hosts))
+        await until(lambda: all(map(has_all_so_far, hosts)))
         assert learner.service.newest is not None
         assert learner.service.newest.version == v(0)
         assert all(host.holds(0) for host in hosts)
-    await until(lambda: all(host.holds(1) for host in hosts))
+    await until(all_hold(hosts, 1))
     assert {host.weights() for host in hosts} == {expected(tmp_path, 1)}
     await until(lambda: learner.service.status()["broadcasts"]["0.1"]["complete"] == len(hosts))
     assert sum(sum(host.receiver._transfers.rejected.values()) for host in hosts) == 0
@@ -123,35 +123,27 @@ async def test_chunks_leave_while_the_rest_is_being_encoded(world: World, gate: 
     assert learner.service.status()["broadcasts"]["0.1"]["repairs"] == 0
 
 
-async def test_who_comes_while_a_version_is_encoded_gets_all_of_it(world: World, gate: Gate, tmp_path: Path) -> None:
-    learner, hosts = await swarm_with(world, gate)
-    async with encoding_of(learner, gate, 1):
-        await until(lambda: all(has_all_so_far(host) for host in hosts))
-        late = await world.receiver(9)
-        await until(lambda: late.holds(0))
-        assert begun_at(late) is None
-    await until(lambda: late.holds(1))
-    assert late.weights() == expected(tmp_path, 1)
-
-
-async def test_who_starts_again_while_a_version_is_encoded_gets_all_of_it(
+async def test_who_comes_or_starts_again_while_a_version_is_encoded_gets_all_of_it(
     world: World, gate: Gate, tmp_path: Path
 ) -> None:
     learner, hosts = await swarm_with(world, gate)
     async with encoding_of(learner, gate, 1):
-        await until(lambda: all(has_all_so_far(host) for host in hosts))
+        await until(lambda: all(map(has_all_so_far, hosts)))
+        late = await world.receiver(9)
+        await until(lambda: late.holds(0))
+        assert begun_at(late) is None
         await hosts[0].stop()
         assert not list(hosts[0].directory.glob("**/0.1.head"))
         again = await world.receiver(1)
-        await until(lambda: again.receiver.status()["streams"] == 2)
-    await until(lambda: again.holds(1) and hosts[1].holds(1))
-    assert again.weights() == expected(tmp_path, 1)
+        await until(lambda: again.receiver.status()["streams"] == 3)
+    await until(all_hold([late, again, hosts[1]], 1))
+    assert late.weights() == again.weights() == expected(tmp_path, 1)
 
 
 async def killed_while_encoding(learner: LearnerHost, hosts: list[ReceiverHost], gate: Gate) -> None:
     gate.close()
     killed = asyncio.create_task(learner.publish(1))
-    await until(lambda: all(has_all_so_far(host) for host in hosts))
+    await until(lambda: all(map(has_all_so_far, hosts)))
     await learner.stop()
     gate.kills = True
     gate.open()
@@ -168,11 +160,11 @@ async def test_a_learner_that_was_killed_meanwhile_encodes_it_again(
     learner, hosts = await swarm_with(world, gate)
     await killed_while_encoding(learner, hosts, gate)
     again = await world.learner(again=True)
-    await until(lambda: again.service.status()["streams"] == len(hosts))
+    await until(again.linked(len(hosts)))
     async with encoding_of(again, gate, 1, step_lr=step_lr):
-        await until(lambda: all(has_all_so_far(host) for host in hosts))
+        await until(lambda: all(map(has_all_so_far, hosts)))
         assert all(host.holds(0) for host in hosts)
-    await until(lambda: all(host.holds(1) for host in hosts))
+    await until(all_hold(hosts, 1))
     assert {host.weights() for host in hosts} == {expected(tmp_path, 1, step_lr=step_lr)}
 
 
@@ -180,9 +172,9 @@ async def test_what_was_begun_and_never_published_is_given_up(world: World, gate
     learner, hosts = await swarm_with(world, gate)
     await killed_while_encoding(learner, hosts, gate)
     again = await world.learner(again=True)
-    await until(lambda: again.service.status()["streams"] == len(hosts))
+    await until(again.linked(len(hosts)))
     await again.publish(2)
-    await until(lambda: all(host.holds(2) for host in hosts))
+    await until(all_hold(hosts, 2))
     assert {host.weights() for host in hosts} == {expected(tmp_path, 2)}
     for host in hosts:
         assert host.receiver.status()["chunks_held"].keys() == {"0.0", "0.2"}
@@ -192,7 +184,11 @@ async def test_what_was_begun_and_never_published_is_given_up(world: World, gate
 # -- what is signed ------------------------------------------------------------------------------------------
 
 
-def published(tmp_path: Path) -> tuple[HeldVersion, list[tuple[BegunVersion, bytes]]]:
+Published = tuple[HeldVersion, list[tuple[BegunVersion, bytes]]]
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Published:
     publisher = Publisher(tmp_path / "learner")
     publisher.publish(0)
     begun: list[tuple[BegunVersion, bytes]] = []
@@ -204,8 +200,8 @@ def published(tmp_path: Path) -> tuple[HeldVersion, list[tuple[BegunVersion, byt
     return held, begun
 
 
-def test_segments_are_the_beginning_of_the_version(tmp_path: Path) -> None:
-    held, begun = published(tmp_path)
+def test_segments_are_the_beginning_of_the_version(published: Published) -> None:
+    held, begun = published
     assert len(begun) == len(held.table.cuts) - 1 > 0
     for number, (so_far, sealed) in enumerate(begun):
         segment = open_segment(sealed, KEY.public_bytes)
@@ -221,8 +217,8 @@ def test_segments_are_the_beginning_of_the_version(tmp_path: Path) -> None:
     assert [len(so_far.table.chunk_digests) for so_far, _ in begun] == ends[:-1]
 
 
-def test_a_table_is_not_the_beginning_of_another_one(tmp_path: Path) -> None:
-    held, begun = published(tmp_path)
+def test_a_table_is_not_the_beginning_of_another_one(published: Published) -> None:
+    held, begun = published
     table = begun[0][0].table
     other = msgspec.structs.replace(table, chunk_digests=(bytes(32), *table.chunk_digests[1:]))
     assert not held.table.begins_with(other)
@@ -230,43 +226,39 @@ def test_a_table_is_not_the_beginning_of_another_one(tmp_path: Path) -> None:
     assert not msgspec.structs.replace(held.table, cuts=(len(held.table.regions),)).begins_with(table)
 
 
-def test_a_segment_of_another_learner_is_refused(tmp_path: Path) -> None:
-    _, begun = published(tmp_path)
+def test_a_segment_of_another_learner_is_refused(published: Published) -> None:
     with pytest.raises(ProtocolError):
-        open_segment(begun[0][1], OTHER_KEY.public_bytes)
+        open_segment(published[1][0][1], OTHER_KEY.public_bytes)
 
 
-def changed(segment: Segment, **fields: Any) -> Segment:
-    table: ChunkTable = msgspec.structs.replace(
-        segment.table, **{k: x for k, x in fields.items() if hasattr(segment.table, k)}
-    )
-    return msgspec.structs.replace(
-        segment, table=table, **{k: x for k, x in fields.items() if not hasattr(segment.table, k)}
-    )
+def changed(segment: Segment, name: str, value: Any) -> Segment:
+    """With another value in the segment, or in its table."""
+    if not hasattr(segment.table, name):
+        return msgspec.structs.replace(segment, **{name: value})
+    table: ChunkTable = msgspec.structs.replace(segment.table, **{name: value})
+    return msgspec.structs.replace(segment, table=table)
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("name", "value"),
     [
-        {"first": 10_000},
-        {"base": None},
-        {"base": v(1)},
-        {"cuts": (1,)},
-        {"cuts": (1, 1)},
-        {"tensor_sums": (1,)},
-        {"chunk_digests": ()},
-        {"regions": ()},
+        ("first", 10_000),
+        ("base", None),
+        ("base", v(1)),
+        ("cuts", (1,)),
+        ("cuts", (1, 1)),
+        ("tensor_sums", (1,)),
+        ("chunk_digests", ()),
+        ("regions", ()),
     ],
-    ids=str,
 )
-def test_a_signed_segment_that_makes_no_sense_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
-    _, begun = published(tmp_path)
-    segment = changed(open_segment(begun[0][1], KEY.public_bytes), **fields)
+def test_a_signed_segment_that_makes_no_sense_is_refused(published: Published, name: str, value: Any) -> None:
+    segment = changed(open_segment(published[1][0][1], KEY.public_bytes), name, value)
     with pytest.raises(ProtocolError):
         check_segment(open_segment(sign_segment(segment, KEY), KEY.public_bytes), MIXED_LAYOUT)
 
 
-async def test_a_segment_that_makes_no_sense_does_not_end_a_receiver(world: World, gate: Gate, tmp_path: Path) -> None:
+async def test_a_segment_that_makes_no_sense_does_not_end_a_receiver(world: World, gate: Gate) -> None:
     learner, hosts = await swarm_with(world, gate)
     layout = hosts[0].receiver.store.layout_digest  # type: ignore[union-attr]
     entry = RegionEntry(codec="raw", encoded_bytes=1, decoded_digest=digest(b""))
@@ -278,7 +270,7 @@ async def test_a_segment_that_makes_no_sense_does_not_end_a_receiver(world: Worl
     await until(lambda: all(host.said for host in hosts))
     assert ["0.1 was announced and cannot be taken" in host.said[0] for host in hosts] == [True, True]
     await learner.publish(1)
-    await until(lambda: all(host.holds(1) for host in hosts))
+    await until(all_hold(hosts, 1))
 
 
 @pytest.mark.parametrize("regions", [1, 3, 16, 1024])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,13 +14,12 @@ import pytest
 
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.mesh.seeder import Seeder
-from swarm.broadcast.notes import Complete, Courier, Credit, Have, Kind, Note, Want
+from swarm.broadcast.notes import Complete, Courier, Have, Kind, Note, Want
 from swarm.broadcast.store.store import ChunkFile, HeldVersion
 from swarm.broadcast.transfers import (
     CHUNK,
     EARLY_BITMAP_BYTES,
     HEAD,
-    MAX_ACTIVE,
     MAX_EARLY,
     MAX_FAULTS,
     NOTE,
@@ -165,13 +165,18 @@ def link(one: Party, two: Party) -> None:
     two.linked(one.node, stream_over(there))
 
 
+Parties = Callable[..., list[Party]]
+
+
 @pytest.fixture
-async def parties(tmp_path: Path) -> AsyncIterator[Callable[[int], list[Party]]]:
+async def parties(tmp_path: Path) -> AsyncIterator[Parties]:
     made: list[Party] = []
 
-    def make(count: int) -> list[Party]:
+    def make(count: int, *, linked: bool = True) -> list[Party]:
         found = [Party(tmp_path, number) for number in range(count)]
         made.extend(found)
+        for one, two in itertools.combinations(found if linked else [], 2):
+            link(two, one)
         return found
 
     yield make
@@ -180,16 +185,15 @@ async def parties(tmp_path: Path) -> AsyncIterator[Callable[[int], list[Party]]]
 
 
 @pytest.fixture
-async def relay(parties: Callable[[int], list[Party]]) -> AsyncIterator[Party]:
+async def relay(parties: Parties) -> Party:
     """One receiver, whose seeder and peers are strangers."""
-    _, party = parties(2)
+    _, party = parties(2, linked=False)
     party.open()
-    yield party
-    party.close()
+    return party
 
 
-def held_by(party: Party, version: int = 0) -> dict[int, bytes]:
-    chunks = party.transfers.active[v(version)].held.chunks
+def held_by(party: Party) -> dict[int, bytes]:
+    chunks = party.transfers.active[v(0)].held.chunks
     return {i: bytes(chunks.chunk(i)) for i in range(COUNT) if chunks.has(i)}
 
 
@@ -202,11 +206,9 @@ def begun(party: Party, node: NodeId) -> bool:
 
 
 @pytest.mark.parametrize("receivers", [1, 2, 5])
-async def test_everybody_gets_every_bit(parties: Callable[[int], list[Party]], receivers: int) -> None:
+async def test_everybody_gets_every_bit(parties: Parties, receivers: int) -> None:
     everybody = parties(receivers + 1)
     for number, party in enumerate(everybody):
-        for other in everybody[:number]:
-            link(party, other)
         party.open(seeder=number == 0)
     await until(lambda: all(party.completed for party in everybody[1:]))
     for party in everybody:
@@ -216,40 +218,14 @@ async def test_everybody_gets_every_bit(parties: Callable[[int], list[Party]], r
     await until(lambda: sorted(everybody[0].told) == [(party.node, v(0)) for party in everybody[1:]])
 
 
-async def test_several_versions_travel_at_once(parties: Callable[[int], list[Party]]) -> None:
-    everybody = parties(4)
-    for number, party in enumerate(everybody):
-        for other in everybody[:number]:
-            link(party, other)
-    for version in range(MAX_ACTIVE):
-        for number, party in enumerate(everybody):
-            party.open(version=version, seeder=number == 0)
-    await until(lambda: all(len(party.completed) == MAX_ACTIVE for party in everybody[1:]))
-    for version in range(MAX_ACTIVE):
-        assert {b"".join(held_by(party, version).values()) for party in everybody} == {content_of(version)}
-
-
-async def test_who_opens_a_version_later_is_served_all_the_same(parties: Callable[[int], list[Party]]) -> None:
-    seeder, early, late = everybody = parties(3)
-    for number, party in enumerate(everybody):
-        for other in everybody[:number]:
-            link(party, other)
+async def test_a_link_that_comes_in_the_middle_and_a_version_that_is_opened_later_are_served(parties: Parties) -> None:
+    seeder, one, two = parties(3, linked=False)
     seeder.open(seeder=True)
-    early.open()
-    await until(lambda: early.completed)
-    late.open()
-    await until(lambda: late.completed)
-    assert b"".join(held_by(late).values()) == content_of(0)
-
-
-async def test_a_link_that_comes_in_the_middle_takes_part(parties: Callable[[int], list[Party]]) -> None:
-    seeder, one, two = parties(3)
-    seeder.open(seeder=True)
-    for party in (one, two):
-        party.open()
+    one.open()
     link(one, seeder)
     await until(lambda: one.completed)
     link(two, one)
+    two.open()
     await until(lambda: two.completed)
     assert two.transfers.links.keys() == {one.node}
 
@@ -262,24 +238,24 @@ def flipped(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("index", "payload", "reason"),
+    ("index", "payload", "kind", "reason"),
     [
-        (3, flipped(chunk_of(3)), "digest"),
-        (3, chunk_of(4), "digest"),
-        (3, chunk_of(3, version=1), "digest"),
-        (3, chunk_of(3)[:-1], "shape"),
-        (3, chunk_of(3) + b"x", "shape"),
-        (COUNT - 1, chunk_of(3), "shape"),
-        (COUNT, chunk_of(3), "shape"),
-        (2**32 - 1, chunk_of(3), "shape"),
+        (3, flipped(chunk_of(3)), Kind.FRESH, "digest"),
+        (3, chunk_of(4), Kind.FRESH, "digest"),
+        (3, chunk_of(3)[:-1], Kind.FRESH, "shape"),
+        (3, chunk_of(3) + b"x", Kind.FRESH, "shape"),
+        (COUNT - 1, chunk_of(3), Kind.FRESH, "shape"),
+        (COUNT, chunk_of(3), Kind.FRESH, "shape"),
+        (2**32 - 1, chunk_of(3), Kind.FRESH, "shape"),
+        (3, chunk_of(3), 9, "shape"),
     ],
-    ids=["bit", "swapped", "other-version", "short", "long", "last", "beyond", "far-beyond"],
+    ids=["bit", "swapped", "short", "long", "last", "beyond", "far-beyond", "a kind that does not exist"],
 )
 async def test_a_wrong_chunk_goes_no_further_and_counts_against_its_sender(
-    relay: Party, index: int, payload: bytes, reason: str
+    relay: Party, index: int, payload: bytes, kind: int, reason: str
 ) -> None:
     liar, child = stranger_at(relay, 0), stranger_at(relay, 7)
-    liar.sends(index, payload)
+    liar.sends(index, payload, kind=kind)
     await until(lambda: relay.transfers.rejected)
     assert relay.transfers.rejected == {reason: 1}
     assert relay.transfers.links[SEEDER].faults == 1
@@ -289,13 +265,6 @@ async def test_a_wrong_chunk_goes_no_further_and_counts_against_its_sender(
     assert child.chunks() == [(3, chunk_of(3))]
     assert held_by(relay) == {3: chunk_of(3)}
     assert relay.left == []
-
-
-async def test_a_kind_that_does_not_exist_is_refused(relay: Party) -> None:
-    liar = stranger_at(relay, 0)
-    liar.sends(3, chunk_of(3), kind=9)
-    await until(lambda: relay.transfers.rejected == {"shape": 1})
-    assert held_by(relay) == {}
 
 
 async def test_who_lies_again_and_again_is_left(relay: Party) -> None:
@@ -309,47 +278,6 @@ async def test_who_lies_again_and_again_is_left(relay: Party) -> None:
     assert relay.transfers.links.keys() == {SEEDER}
     honest.sends(0, chunk_of(0))
     await until(lambda: held_by(relay) == {0: chunk_of(0)})
-
-
-class Liar(Stranger):
-    """Says that it has everything, takes what it is dealt, and passes on other bytes."""
-
-    def __init__(self, others: list[Stranger]) -> None:
-        super().__init__()
-        self._others = others
-
-    def received(self, frame: Frame, payload: memoryview) -> None:
-        super().received(frame, payload)
-        if frame.type == CHUNK:
-            for other in self._others:
-                other.sends(frame.index, flipped(bytes(payload)), kind=Kind.COPY)
-        elif frame.type == NOTE and isinstance(note := read_note(payload), Want):
-            for index in note.indices:
-                self.sends(index, flipped(chunk_of(index)), kind=Kind.COPY)
-
-
-async def test_what_a_liar_gave_is_fetched_elsewhere(parties: Callable[[int], list[Party]]) -> None:
-    everybody = parties(4)
-    for number, party in enumerate(everybody):
-        for other in everybody[:number]:
-            link(party, other)
-    lies: list[Stranger] = []
-    for party in everybody:
-        here, there = pair_of_sockets()
-        party.linked(name(9), stream_over(here))
-        lies.append(Liar(lies))
-        at(there, lies[-1])
-        lies[-1].says(Have(bitmap=b"") if party is everybody[0] else Complete())
-    # It wants to relay as much as it can get.
-    lies[0]._others = lies[1:]  # type: ignore[attr-defined]
-    lies[0].says(Credit(copies=10, forwards=0, epoch=0))
-    for number, party in enumerate(everybody):
-        party.open(seeder=number == 0)
-    await until(lambda: all(party.completed for party in everybody[1:]))
-    for party in everybody[1:]:
-        assert b"".join(held_by(party).values()) == content_of(0)
-        assert all(link.faults == 0 for node, link in party.transfers.links.items() if node != name(9))
-    assert sum(party.transfers.rejected.total() for party in everybody[1:]) > 0
 
 
 # -- the same chunk twice ------------------------------------------------------------------------------------

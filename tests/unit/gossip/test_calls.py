@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from swarm.gossip.calls import MAX_FAILURES, Homes
+from swarm.gossip.calls import MAX_FAILURES, Home, Homes
 from swarm.gossip.membership import Membership
 from swarm.gossip.records import MAX_LEAVES, Call, Exchange, Greet, HeadLearned, LeafGone, Wake
 from swarm.gossip.table import LeafLeases
@@ -32,27 +32,31 @@ NODES = [NodeId(name) for name in "abcdefgh"]
 LEASE_S = RULES.lease_rounds * RULES.round_s
 
 
-def homes() -> Homes:
-    return Homes(RULES, Random(1))
-
-
 def filled(*candidates: NodeId) -> Homes:
-    one = homes()
+    one = Homes(RULES, Random(1))
     one.choose(candidates or NODES, last_resort=None, now=0.0)
     return one
 
 
-def polls(one: Membership, *, now: float) -> list[NodeId]:
-    """Whom the leaf polls now; the calls stay under way."""
-    return [call.node for call in calls_in(one.tick(now=now)) if call.message.hold_s]
+def polls(one: Membership, *, now: float) -> list[Call]:
+    """The polls that a leaf sends now."""
+    return [call for call in calls_in(one.tick(now=now)) if call.message.hold_s]
 
 
-def leaf_with_home(*, generation: int = 1) -> tuple[Membership, Membership]:
+def next_poll(leaf: Membership, *, now: float) -> Call:
+    (poll,) = polls(leaf, now=now)
+    return poll
+
+
+def nodes_of(homes: Homes) -> list[NodeId]:
+    return [home.node for home in homes.homes]
+
+
+def leaf_with_home() -> tuple[Membership, Membership]:
     """A leaf, and the home whose first poll it had answered."""
-    leaf, home = core(1, public=False, generation=generation), core(2)
+    leaf, home = core(1, public=False), core(2)
     introduce(leaf, home.view.own)
-    (poll,) = [call for call in calls_in(leaf.tick(now=0.0)) if call.message.hold_s]
-    deliver(poll, leaf, home, now=0.0)
+    deliver(next_poll(leaf, now=0.0), leaf, home, now=0.0)
     return leaf, home
 
 
@@ -61,33 +65,19 @@ def leaf_with_home(*, generation: int = 1) -> tuple[Membership, Membership]:
 
 def test_every_slot_is_filled_with_another_home() -> None:
     one = filled()
-    chosen = [home.node for home in one.homes]
+    chosen = nodes_of(one)
     assert len(set(chosen)) == len(chosen) == RULES.homes
     one.choose(NODES, last_resort=None, now=1.0)
-    assert [home.node for home in one.homes] == chosen, "a home that works is kept"
-
-
-def test_the_first_home_is_polled_at_once_and_the_others_within_the_time_of_a_call() -> None:
-    one = filled()
-    assert len(one.due(now=0.0)) == 1
+    assert nodes_of(one) == chosen, "a home that works is kept"
+    assert len(one.due(now=0.0)) == 1, "the others are polled within the time of a call"
     assert len(one.due(now=RULES.round_s)) == RULES.homes
-
-
-def test_the_last_resort_is_given_up_when_there_are_others() -> None:
-    one = homes()
-    one.choose(NODES[:1], last_resort=NODES[0], now=0.0)
-    assert [home.node for home in one.homes] == NODES[:1]
-    one.choose(NODES[1:], last_resort=NODES[0], now=0.0)
-    assert NODES[0] not in [home.node for home in one.homes]
-    assert len(one.homes) == RULES.homes
 
 
 def test_a_home_that_is_no_longer_known_is_given_up() -> None:
     one = filled()
-    gone = one.homes[0].node
+    gone, *others = nodes_of(one)
     one.keep(lambda node: node != gone)
-    assert gone not in [home.node for home in one.homes]
-    assert len(one.homes) == RULES.homes - 1
+    assert nodes_of(one) == others
 
 
 def test_an_answered_poll_is_followed_by_the_next_but_not_at_any_pace() -> None:
@@ -100,45 +90,36 @@ def test_an_answered_poll_is_followed_by_the_next_but_not_at_any_pace() -> None:
     assert home.next_at >= 10.0 + RULES.hold_s / 10
 
 
+def fail(one: Homes, home: Home) -> None:
+    one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
+
+
 def test_a_home_is_replaced_after_failures_in_a_row_and_by_another() -> None:
     one = filled(*NODES[: RULES.homes])
     home = one.homes[0]
+    for _ in range(MAX_FAILURES - 1):
+        fail(one, home)
+    one.answered(home, full=False, held_s=0.0, now=0.0)
     waits: list[float] = []
-    for attempt in range(MAX_FAILURES):
-        one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
+    for _ in range(MAX_FAILURES):
+        assert home in one.homes
+        fail(one, home)
         waits.append(home.next_at)
-        assert (home not in one.homes) is (attempt == MAX_FAILURES - 1)
-    assert waits == sorted(set(waits))
     assert home not in one.homes
+    assert waits == sorted(set(waits))
     one.choose(NODES[RULES.homes :], last_resort=None, now=0.0)
     assert len(one.homes) == RULES.homes
-    assert home.node not in [other.node for other in one.homes]
-
-
-def test_an_answer_between_ends_the_row_of_failures() -> None:
-    one = filled(NODES[0])
-    (home,) = one.homes
-    for _ in range(3):
-        for _ in range(MAX_FAILURES - 1):
-            one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
-            assert one.homes == [home]
-        one.answered(home, full=False, held_s=0.0, now=0.0)
+    assert home.node not in nodes_of(one)
 
 
 def test_a_home_that_failed_is_told_our_record_again() -> None:
     one = filled(NODES[0])
     (home,) = one.homes
     home.told = 77
-    one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
+    fail(one, home)
     assert home.told == 77, "one lost packet"
-    one.failed(home, took_s=0.0, patience=MAX_FAILURES, now=0.0)
+    fail(one, home)
     assert home.told == -1
-
-
-def test_a_full_home_is_left() -> None:
-    one = filled(NODES[0])
-    one.answered(one.homes[0], full=True, held_s=0.0, now=0.0)
-    assert one.homes == []
 
 
 # -- leases --------------------------------------------------------------------------------------------------
@@ -180,11 +161,6 @@ def test_the_newest_record_of_a_leaf_is_kept() -> None:
 # -- leaf and home -------------------------------------------------------------------------------------------
 
 
-def next_poll(leaf: Membership, *, now: float) -> Call:
-    (poll,) = [call for call in calls_in(leaf.tick(now=now)) if call.message.hold_s]
-    return poll
-
-
 def test_a_home_that_may_lack_the_head_is_given_it() -> None:
     """gossip seed 923: after a partition and a learner that moved, leaves alone had the newest head, and kept it."""
     leaf, home = leaf_with_home()
@@ -224,10 +200,10 @@ def test_a_home_that_was_lost_and_is_there_again_is_given_the_head_again() -> No
 def test_a_first_poll_is_not_held_and_the_next_one_is() -> None:
     leaf = core(1, public=False)
     introduce(leaf, signed(2))
-    (first,) = [call for call in calls_in(leaf.tick(now=0.0)) if call.message.hold_s]
+    first = next_poll(leaf, now=0.0)
     assert first.message.hold_s < RULES.round_s / 4
     leaf.answered(first.ticket, reply(), now=0.1)
-    (second,) = [call for call in calls_in(leaf.tick(now=min(leaf.homes.deadlines()))) if call.message.hold_s]
+    second = next_poll(leaf, now=min(leaf.homes.deadlines()))
     assert 0.7 * RULES.hold_s < second.message.hold_s <= RULES.longest_hold_s
     assert second.timeout_s > second.message.hold_s
 
@@ -237,15 +213,12 @@ def test_a_poll_is_held_until_there_is_a_newer_head() -> None:
     home.take_head(head(4), now=0.0)
     poll = Exchange(hold_s=RULES.hold_s, newest=v(4), asks=0)
     assert home.holds(poll)
+    assert not home.holds(Exchange(asks=0)), "it is no poll"
     assert not home.holds(Exchange(hold_s=RULES.hold_s, newest=v(3), asks=0))
     effects = home.take_head(head(5), now=1.0)
     assert HeadLearned(version=v(5), sealed=head(5)) in effects
     assert not home.holds(poll)
     assert home.answer(key(1).node_id, poll, now=1.0).head == head(5)
-
-
-def test_a_call_that_is_no_poll_is_never_held() -> None:
-    assert not core(2).holds(Exchange(asks=0))
 
 
 def test_a_poll_is_answered_when_the_learner_has_another_life_and_not_for_a_re_issue() -> None:
@@ -262,8 +235,7 @@ def test_a_poll_is_answered_when_the_learner_has_another_life_and_not_for_a_re_i
     assert answer.records == (moved.sealed,)
     leaf = core(1, public=False)
     introduce(leaf, signed(0), signed(2))
-    (call, *_) = [call for call in calls_in(leaf.tick(now=0.0)) if call.message.hold_s]
-    leaf.answered(call.ticket, answer, now=0.1)
+    leaf.answered(polls(leaf, now=0.0)[0].ticket, answer, now=0.1)
     learner = leaf.view.learner()
     assert learner is not None
     assert learner.record.addresses == (address(99),)
@@ -283,12 +255,11 @@ def test_a_dead_learner_is_no_reason_to_answer_a_poll() -> None:
 def test_a_leaf_tells_a_home_its_record_once_and_again_when_it_is_lacking() -> None:
     leaf, home = leaf_with_home()
     assert home.view.leases.leaves[key(1).node_id].signed == leaf.view.own
-    (poll,) = [call for call in calls_in(leaf.tick(now=2.0)) if call.message.hold_s]
+    poll = next_poll(leaf, now=2.0)
     assert poll.message.records == ()
     home.view.leases.end(key(1).node_id)
     deliver(poll, leaf, home, now=2.0)
-    (poll,) = [call for call in calls_in(leaf.tick(now=4.0)) if call.message.hold_s]
-    assert poll.message.records == (leaf.view.own.sealed,)
+    assert next_poll(leaf, now=4.0).message.records == (leaf.view.own.sealed,)
 
 
 def test_a_home_counts_its_leaves_in_its_record() -> None:
@@ -317,7 +288,7 @@ def test_a_full_home_says_so_and_is_exchanged() -> None:
     for number in range(MAX_LEAVES):
         home.view.leases.renew(NodeId(f"other {number}"), None, network=f"{number}", now=0.0)
     introduce(leaf, home.view.own)
-    (poll,) = [call for call in calls_in(leaf.tick(now=0.0)) if call.message.hold_s]
+    poll = next_poll(leaf, now=0.0)
     assert home.answer(key(1).node_id, poll.message, now=0.0).full
     deliver(poll, leaf, home, now=0.0)
     assert leaf.homes.homes == []
@@ -326,11 +297,11 @@ def test_a_full_home_says_so_and_is_exchanged() -> None:
 def test_a_leaf_chooses_the_learner_only_where_there_are_too_few_others() -> None:
     leaf = core(1, public=False)
     introduce(leaf, signed(0), signed(2))
-    polls(leaf, now=0.0)
-    assert {home.node for home in leaf.homes.homes} == {key(0).node_id, key(2).node_id}
+    leaf.tick(now=0.0)
+    assert set(nodes_of(leaf.homes)) == {key(0).node_id, key(2).node_id}
     introduce(leaf, *(signed(number) for number in range(3, 3 + RULES.homes)))
-    polls(leaf, now=1.0)
-    assert key(0).node_id not in {home.node for home in leaf.homes.homes}
+    leaf.tick(now=1.0)
+    assert key(0).node_id not in nodes_of(leaf.homes)
     assert len(leaf.homes.homes) == RULES.homes
 
 
@@ -358,15 +329,6 @@ def test_a_home_that_withdraws_does_not_keep_the_leaf_busy() -> None:
         assert leaf.deadline() > now
 
 
-def test_a_head_from_a_home_reaches_the_leaf() -> None:
-    leaf, home = leaf_with_home()
-    home.take_head(head(3), now=1.0)
-    (poll,) = [call for call in calls_in(leaf.tick(now=2.0)) if call.message.hold_s]
-    _, effects = deliver(poll, leaf, home, now=2.0)
-    assert HeadLearned(version=v(3), sealed=head(3)) in effects
-    assert leaf.view.newest == v(3)
-
-
 def test_a_leaf_asks_others_than_its_homes_so_that_they_cannot_keep_it_to_themselves() -> None:
     leaf = core(1, public=False)
     introduce(leaf, *(signed(number) for number in range(2, 12)))
@@ -383,8 +345,8 @@ def test_a_leaf_asks_others_than_its_homes_so_that_they_cannot_keep_it_to_themse
 def test_a_leaf_keeps_room_for_homes_and_learner_whatever_it_is_told() -> None:
     leaf = core(1, public=False)
     introduce(leaf, signed(0), signed(2), signed(3), signed(4))
-    polls(leaf, now=0.0)
-    kept = {home.node for home in leaf.homes.homes} | {key(0).node_id}
+    leaf.tick(now=0.0)
+    kept = {*nodes_of(leaf.homes), key(0).node_id}
     for number in range(100, 100 + 3 * RULES.leaf_publics):
         introduce(leaf, signed(number), now=1.0)
         assert len(leaf.view.table) <= RULES.leaf_publics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,13 +35,18 @@ from tests.swarmers import (
     run_until,
     signed,
 )
-from tests.unit.gossip.test_membership import STRANGER, forged
+from tests.unit.gossip.test_membership import STRANGER
 from tests.unit.gossip.test_table import fakes
 
 PER_MESSAGE = 299
 """Records of one address that fit a body of 64 KiB."""
 HONEST, FLOODER = "20.1.1.1", "20.2.2.2"
 BURST = int(WORK.burst // SIGNATURE_US)
+
+
+def at(number: int, host: str, port: int = 7, *, sequence: int = 0) -> SignedRecord:
+    """A record of a node that says it is there."""
+    return signed(number, sequence, addresses=[Address(host=host, port=port)])
 
 
 class Counted:
@@ -57,14 +63,16 @@ class Counted:
 
         self.core._open_record = counting
 
-    def take(self, *records: bytes, digest: bytes = b"", host: str = FLOODER, now: float = 1.0) -> list[str]:
-        message = Exchange(records=records, digest=digest, asks=0)
+    def take(self, *records: SignedRecord, claimed: bool = True, host: str = FLOODER, now: float = 1.0) -> list[str]:
+        """Why it refuses records of a stranger, who claims that all of their owners are alive."""
+        digest = ages(*((record, 0.0) for record in records)) if claimed else b""
+        message = Exchange(records=tuple(record.sealed for record in records), digest=digest, asks=0)
         return reasons(self.core.receive(STRANGER, message, host=host, now=now))
 
 
-def invented(record: SignedRecord, count: int = PER_MESSAGE) -> list[bytes]:
+def invented(record: SignedRecord, count: int = PER_MESSAGE) -> list[SignedRecord]:
     """Copies of a record with signatures that nobody made."""
-    return [record.sealed[:-8] + number.to_bytes(8, "big") for number in range(count)]
+    return [replace(record, sealed=record.sealed[:-8] + number.to_bytes(8, "big")) for number in range(count)]
 
 
 def banned(one: Counted) -> None:
@@ -78,14 +86,14 @@ def full_table(one: Counted) -> None:
 
 def full_subnet(one: Counted) -> None:
     for number in range(10, 10 + MAX_PER_SUBNET):
-        one.core.view.table.admit(signed(number, addresses=[Address(host=f"20.0.2.{number}", port=7)]), 1.0, now=1.0)
+        one.core.view.table.admit(at(number, f"20.0.2.{number}"), 1.0, now=1.0)
 
 
 REFUSABLE: list[tuple[str, SignedRecord, Callable[[Counted], object]]] = [
     ("banned_key", signed(2, 9), banned),
     ("old_record", signed(2), lambda one: introduce(one.core, signed(2, 5))),
     ("zombie", signed(3), lambda one: None),
-    ("address_refused", signed(2, 1, addresses=[Address(host="10.0.0.1", port=7)]), lambda one: None),
+    ("address_refused", at(2, "10.0.0.1"), lambda one: None),
     ("table_full", signed(2, 1), full_table),
     ("subnet_full", signed(2, 1), full_subnet),
 ]
@@ -98,8 +106,7 @@ def test_records_that_are_refused_cost_no_signature(
     one = Counted(dialable=lambda named: named.host.startswith("20."))
     before(one)
     one.checked = 0
-    digest = b"" if reason == "zombie" else ages((record, 0.0))
-    assert one.take(*invented(record), digest=digest) == [reason] * PER_MESSAGE
+    assert one.take(*invented(record), claimed=reason != "zombie") == [reason] * PER_MESSAGE
     assert one.checked == 0
 
 
@@ -107,19 +114,17 @@ def test_what_is_known_or_of_no_use_costs_no_signature() -> None:
     one = Counted()
     introduce(one.core, signed(2))
     one.checked = 0
-    own = one.core.view.own
-    leaf = signed(3, reachability="leaf", addresses=())
-    for record in (signed(2), own, leaf):
-        assert one.take(*invented(record), digest=ages((record, 0.0))) == []
+    for record in (signed(2), one.core.view.own, signed(3, reachability="leaf", addresses=())):
+        assert one.take(*invented(record)) == []
     assert one.checked == 0
-    assert one.take(forged(signed(2, profile=Profile(leaves=1)).sealed)) == ["bad_record"]
+    assert one.take(*invented(signed(2, profile=Profile(leaves=1)), 1), claimed=False) == ["bad_record"]
     assert one.checked == 1, "another body of the same order would ban the key, so its owner must have signed it"
 
 
 def test_an_invented_refusal_does_not_keep_the_genuine_record_out() -> None:
     one = Counted(dialable=lambda named: named.host.startswith("20."))
-    lie = signed(2, 9, addresses=[Address(host="10.0.0.1", port=7)])
-    assert one.take(forged(lie.sealed), digest=ages((lie, 0.0))) == ["address_refused"]
+    lie = at(2, "10.0.0.1", sequence=9)
+    assert one.take(*invented(lie, 1)) == ["address_refused"]
     wanted = one.core.answer(STRANGER, Exchange(digest=ages((signed(2, 5), 0.0))), now=1.0).wanted
     assert wanted == (signed(2).prefix,)
 
@@ -127,27 +132,22 @@ def test_an_invented_refusal_does_not_keep_the_genuine_record_out() -> None:
 def test_a_flood_of_genuine_renewals_is_bounded_and_an_honest_caller_is_served() -> None:
     one = Counted()
     for second in range(10):
-        flood = [signed(number, second) for number in range(2, 2 + PER_MESSAGE)]
-        digest = ages(*((record, 0.0) for record in flood))
-        one.take(*(record.sealed for record in flood), digest=digest, now=float(second))
+        one.take(*(signed(number, second) for number in range(2, 2 + PER_MESSAGE)), now=float(second))
     assert BURST <= one.checked <= BURST + 9 * WORK.requests_per_s / SIGNATURE_US + 1
     known = len(one.core.view.table)
-    honest = [signed(number) for number in range(5000, 5050)]
-    said = one.take(*(r.sealed for r in honest), digest=ages(*((r, 0.0) for r in honest)), host=HONEST, now=9.0)
-    assert said == []
-    assert len(one.core.view.table) == known + len(honest)
+    assert one.take(*(signed(number) for number in range(5000, 5050)), host=HONEST, now=9.0) == []
+    assert len(one.core.view.table) == known + 50
 
 
 def test_what_was_left_alone_is_asked_for_again() -> None:
     one = Counted()
     flood = [signed(number) for number in range(2, BURST + 10)]
     for part in range(0, len(flood), 200):
-        some = flood[part : part + 200]
-        said = one.take(*(record.sealed for record in some), digest=ages(*((r, 0.0) for r in some)))
+        said = one.take(*flood[part : part + 200])
     assert said.count("over_budget") == len(flood) - BURST
     last = flood[-1]
     assert one.core.answer(STRANGER, Exchange(digest=ages((last, 0.0))), now=1.0).wanted == (last.prefix,)
-    assert one.take(last.sealed, digest=ages((last, 0.0)), now=3.0) == []
+    assert one.take(last, now=3.0) == []
 
 
 def test_a_node_that_is_called_can_spend_no_more_with_its_answers() -> None:
@@ -157,8 +157,8 @@ def test_a_node_that_is_called_can_spend_no_more_with_its_answers() -> None:
     for number in range(10):
         call = one.core.calls.to(key(2).node_id, (address(2),), "round", Exchange(), now=1.0)
         some = [signed(100 + 150 * number + place) for place in range(150)]
-        records = tuple(record.sealed for record in some)
-        one.core.answered(call.ticket, ExchangeReply(records=records, digest=ages(*((r, 0.0) for r in some))), now=1.0)
+        answer = ExchangeReply(records=tuple(r.sealed for r in some), digest=ages(*((r, 0.0) for r in some)))
+        one.core.answered(call.ticket, answer, now=1.0)
     assert one.checked == BURST
 
 
@@ -205,10 +205,7 @@ def calls_of(one: Membership, until: float, told: Callable[[float], object]) -> 
 def test_records_of_a_third_party_bring_it_few_calls_while_an_honest_public_gets_its_own(public: bool) -> None:
     """The attacker holds all keys, calls with each of them, and renews each record as often as an honest node."""
     one = core(1, public=public)
-    claims = [
-        [signed(number, second, addresses=[Address(host=VICTIM, port=number)]) for second in range(70)]
-        for number in range(100, 164)
-    ]
+    claims = [[at(number, VICTIM, number, sequence=minute) for minute in range(70)] for number in range(100, 164)]
 
     def told(now: float) -> None:
         for attacker in claims:
@@ -225,7 +222,7 @@ def test_records_of_a_third_party_bring_it_few_calls_while_an_honest_public_gets
     assert len(called) - len(at_victim) > HOUR_S / RULES.hold_s / 4
 
 
-def test_a_claimed_address_is_proven_by_a_call_from_it_or_an_answer_at_it() -> None:
+def test_a_claimed_address_is_proven_by_a_call_from_it_or_an_answer_at_it_and_after_a_move_again() -> None:
     one = core(1)
     for number in (2, 3, 4):
         introduce(one, signed(number), proven=False)
@@ -234,6 +231,8 @@ def test_a_claimed_address_is_proven_by_a_call_from_it_or_an_answer_at_it() -> N
     call = one.calls.to(key(4).node_id, (address(4),), "round", Exchange(), now=1.0)
     one.answered(call.ticket, ExchangeReply(), now=1.0)
     assert [peer.proven for peer in one.view.table] == [False, True, True]
+    introduce(one, signed(3, 1), at(4, VICTIM, sequence=1), proven=False)
+    assert [peer.proven for peer in one.view.table] == [False, True, False]
 
 
 def test_of_several_addresses_only_the_one_that_was_proven_is_called_again() -> None:
@@ -246,19 +245,9 @@ def test_of_several_addresses_only_the_one_that_was_proven_is_called_again() -> 
     }
 
 
-def test_a_move_has_to_be_proven_again_and_a_renewal_has_not() -> None:
-    one = core(1)
-    introduce(one, signed(2))
-    introduce(one, signed(2, 1), proven=False)
-    (peer,) = one.view.table
-    assert peer.proven
-    introduce(one, signed(2, 2, addresses=[Address(host=VICTIM, port=9)]), proven=False)
-    assert not peer.proven
-
-
 def test_a_node_that_was_never_reached_is_not_called_after_its_death() -> None:
     one = core(1)
-    introduce(one, signed(2, addresses=[Address(host=VICTIM, port=9)]), proven=False)
+    introduce(one, at(2, VICTIM), proven=False)
     introduce(one, signed(3))
     run_until(one, DEAD_S + 5.0, now=0.0)
     assert len(one.view.table.dead) == 2
@@ -312,14 +301,11 @@ def test_two_large_networks_do_not_drive_one_another_out() -> None:
 def test_claims_give_way_to_a_node_that_speaks_from_where_it_says_it_is(fill: str) -> None:
     one = core(1)
     table = one.view.table
-    claimed = (
-        fakes(MAX_OTHERS)
-        if fill == "the table"
-        else [signed(number, addresses=[Address(host=HONEST, port=number)]) for number in range(10, 10 + MAX_PER_HOST)]
-    )
+    claims_of_host = [at(number, HONEST, number) for number in range(10, 10 + MAX_PER_HOST)]
+    claimed = fakes(MAX_OTHERS) if fill == "the table" else claims_of_host
     for claim in claimed:
         assert table.admit(claim, 1.0, now=1.0)[0] == "new"
-    honest = signed(2, 1, addresses=[Address(host=HONEST, port=7700)])
+    honest = at(2, HONEST, 7700, sequence=1)
     assert table.has_room(honest.record.addresses[0])
     from_elsewhere = Exchange(records=(honest.sealed,), digest=ages((honest, 0.0)), asks=0)
     one.receive(STRANGER, from_elsewhere, host=FLOODER, now=1.0)
@@ -333,19 +319,13 @@ def test_claims_give_way_to_a_node_that_speaks_from_where_it_says_it_is(fill: st
 
 def test_nodes_that_proved_to_be_there_keep_their_places() -> None:
     one = core(1)
-    table = one.view.table
+
+    def calls_from_there(record: SignedRecord) -> list[str]:
+        message = Exchange(records=(record.sealed,), asks=0)
+        return reasons(one.receive(record.node, message, host=HONEST, now=1.0))
+
     for number in range(10, 10 + MAX_PER_HOST):
-        record = signed(number, addresses=[Address(host=HONEST, port=number)])
-        one.receive(record.node, Exchange(records=(record.sealed,), asks=0), host=HONEST, now=1.0)
-    late = signed(2, 1, addresses=[Address(host=HONEST, port=7700)])
-    assert not table.has_room(late.record.addresses[0])
-    assert reasons(one.receive(late.node, Exchange(records=(late.sealed,), asks=0), host=HONEST, now=2.0)) == [
-        "subnet_full"
-    ]
-
-
-def test_a_name_in_a_record_is_called_only_if_the_record_is_the_learners() -> None:
-    """Although the user named a bootstrap by that name: strangers could have the ports of the learner tried."""
-    one = core(1, dialable=lambda named: named.host == "swarm.example.org")
-    named = [Address(host="swarm.example.org", port=port, fingerprint=bytes(32)) for port in (1, 2)]
-    assert one.view.table.callable_at(signed(2, addresses=named)) == ()
+        assert calls_from_there(at(number, HONEST, number)) == []
+    late = at(2, HONEST, 7700)
+    assert not one.view.table.has_room(late.record.addresses[0])
+    assert calls_from_there(late) == ["subnet_full"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
@@ -12,6 +13,7 @@ from swarm.gossip.membership import FIRST_GREET_S, MAX_GREET_S, Membership
 from swarm.gossip.records import (
     GOSSIP_BODY_BYTES,
     MAX_PUBLICS,
+    MAX_SEQUENCE,
     Appeared,
     Call,
     Doubled,
@@ -22,6 +24,7 @@ from swarm.gossip.records import (
     Greet,
     HeadLearned,
     Profile,
+    SignedRecord,
     Wake,
 )
 from swarm.gossip.table import MAX_OTHERS, Peer
@@ -58,10 +61,16 @@ def knows(one: Membership, number: int) -> Peer | None:
     return one.view.table.find(key(number).node_id)
 
 
-def order_of(one: Membership, number: int) -> int:
+def peer_of(one: Membership, number: int) -> Peer:
     peer = knows(one, number)
     assert peer is not None
-    return peer.signed.order
+    return peer
+
+
+def told(one: Membership, *records: SignedRecord, digest: bytes = b"", by: int = 4_000_000, now: float) -> list[Effect]:
+    """What `one` makes of a message of a stranger, or of node `by`."""
+    message = Exchange(records=tuple(record.sealed for record in records), digest=digest, asks=0)
+    return one.receive(key(by).node_id, message, host=ELSEWHERE, now=now)
 
 
 def forged(data: bytes) -> bytes:
@@ -82,35 +91,22 @@ def a_round(one: Membership, *, now: float) -> list[Call]:
 # -- what is taken in ----------------------------------------------------------------------------------------
 
 
-def test_a_record_and_its_age_make_a_public_known() -> None:
+def test_a_record_and_its_age_make_a_public_known_and_one_without_brings_no_beat() -> None:
     one = core(1)
-    effects = introduce(one, signed(2), now=100.0, age_s=5.0)
-    assert Appeared(signed=signed(2)) in effects
-    peer = knows(one, 2)
-    assert peer is not None
-    assert peer.heard_at == pytest.approx(100.0 - RULES.transit_s - 5.0)
-
-
-def test_a_record_without_an_age_brings_no_beat() -> None:
-    one = core(1)
-    effects = one.receive(STRANGER, Exchange(records=(signed(2).sealed,), asks=0), host=ELSEWHERE, now=100.0)
-    assert reasons(effects) == ["zombie"]
-    introduce(one, signed(2), now=100.0, age_s=30.0)
-    one.receive(STRANGER, Exchange(records=(signed(2, 1).sealed,), asks=0), host=ELSEWHERE, now=101.0)
-    peer = knows(one, 2)
-    assert peer is not None
-    assert peer.signed == signed(2, 1)
-    assert peer.heard_at < 70.0
+    assert reasons(told(one, signed(2), now=100.0)) == ["zombie"]
+    assert Appeared(signed=signed(2)) in introduce(one, signed(2), now=100.0, age_s=30.0)
+    assert peer_of(one, 2).heard_at == pytest.approx(100.0 - RULES.transit_s - 30.0)
+    told(one, signed(2, 1), now=101.0)
+    assert peer_of(one, 2).signed == signed(2, 1)
+    assert peer_of(one, 2).heard_at < 70.0
 
 
 def test_a_caller_is_heard_now_and_so_is_its_own_record() -> None:
     one = core(1)
-    one.receive(key(2).node_id, Exchange(records=(signed(2).sealed,), asks=0), host=ELSEWHERE, now=50.0)
-    peer = knows(one, 2)
-    assert peer is not None
-    assert peer.heard_at == 50.0
-    one.receive(key(2).node_id, Exchange(asks=0), host=ELSEWHERE, now=60.0)
-    assert peer.heard_at == 60.0
+    told(one, signed(2), by=2, now=50.0)
+    assert peer_of(one, 2).heard_at == 50.0
+    told(one, by=2, now=60.0)
+    assert peer_of(one, 2).heard_at == 60.0
 
 
 def test_an_answer_was_true_when_the_question_was_sent() -> None:
@@ -119,30 +115,25 @@ def test_an_answer_was_true_when_the_question_was_sent() -> None:
     call, *_ = a_round(one, now=0.0)
     now = call.timeout_s - 0.5
     one.answered(call.ticket, reply(digest=ages((signed(3), 4.0)), records=(signed(3).sealed,)), now=now)
-    heard, told = knows(one, 2), knows(one, 3)
-    assert heard is not None
-    assert told is not None
-    assert heard.heard_at <= now - 1.0
-    assert told.heard_at == pytest.approx(heard.heard_at - 4.0)
+    heard_at = peer_of(one, 2).heard_at
+    assert heard_at <= now - 1.0
+    assert peer_of(one, 3).heard_at == pytest.approx(heard_at - 4.0)
 
 
 def test_the_youngest_of_all_beats_is_kept() -> None:
     one = core(1)
     introduce(one, signed(2), now=10.0)
-    peer = knows(one, 2)
-    assert peer is not None
-    first = peer.heard_at
-    one.receive(STRANGER, Exchange(digest=ages((signed(2), 6000.0)), asks=0), host=ELSEWHERE, now=11.0)
-    assert peer.heard_at == first, "nobody makes a beat older"
-    one.receive(STRANGER, Exchange(digest=ages((signed(2), 2.0)), asks=0), host=ELSEWHERE, now=20.0)
-    assert peer.heard_at == pytest.approx(18.0 - RULES.transit_s)
+    first = peer_of(one, 2).heard_at
+    told(one, digest=ages((signed(2), 6000.0)), now=11.0)
+    assert peer_of(one, 2).heard_at == first, "nobody makes a beat older"
+    told(one, digest=ages((signed(2), 2.0)), now=20.0)
+    assert peer_of(one, 2).heard_at == pytest.approx(18.0 - RULES.transit_s)
 
 
 def test_a_node_that_claims_anothers_record_gains_nothing_by_it() -> None:
     one = core(1)
-    one.receive(key(3).node_id, Exchange(records=(signed(2).sealed,), asks=0), host=ELSEWHERE, now=5.0)
-    assert knows(one, 2) is None
-    assert knows(one, 3) is None
+    told(one, signed(2), by=3, now=5.0)
+    assert knows(one, 2) is knows(one, 3) is None
     one.introduced(signed(2), address(66), now=5.0)
     assert knows(one, 3) is None
 
@@ -159,12 +150,6 @@ def test_bad_records_heads_and_digests_are_counted_and_change_nothing() -> None:
         assert sorted(reasons(effects)) == ["bad_head", "bad_record", "malformed_digest"]
         assert len(effects) == 3, "what follows a record that does not open is not looked at"
     assert one.view.round_message(1.0).digest == before
-
-
-def test_an_answer_to_a_malformed_digest_is_an_answer() -> None:
-    one = core(1)
-    introduce(one, signed(2))
-    assert one.answer(STRANGER, Exchange(digest=bytes(13), asks=0), now=1.0) == reply()
 
 
 def test_a_head_only_rises_and_must_be_the_learners() -> None:
@@ -217,8 +202,8 @@ def test_whoever_is_held_dead_hears_of_it_and_comes_back_with_a_higher_order() -
         for source, target in ((one, two), (two, one)):
             for _, call in run_until_revive(source, now + step):
                 deliver(call, source, target, now=now + step)
-    assert knows(one, 2) is not None
-    assert knows(two, 1) is not None
+    assert peer_of(one, 2).signed == two.view.own
+    assert peer_of(two, 1).signed == one.view.own
 
 
 def run_until_revive(one: Membership, now: float) -> list[tuple[float, Call]]:
@@ -237,33 +222,20 @@ def test_a_refutation_is_one_step() -> None:
     assert not any(isinstance(effect, GenerationRaised) for effect in effects)
 
 
-def called(one: Membership) -> Call:
-    introduce(one, signed(2))
-    return a_round(one, now=0.0)[0]
-
-
 @pytest.mark.parametrize(
     "refute",
-    [b"", b"junk", signed(2, 50).sealed, forged(signed(1, 50).sealed)],
-    ids=["nothing", "junk", "another's", "forged"],
+    [b"", b"junk", signed(2, 50).sealed, forged(signed(1, 50).sealed), signed(1, 900, generation=4).sealed],
+    ids=["nothing", "junk", "another's", "forged", "an old one of its own"],
 )
 def test_a_liar_cannot_make_a_node_jump_its_numbers(refute: bytes) -> None:
-    one = core(1)
-    call = called(one)
+    one = core(1, generation=5)
+    introduce(one, signed(2))
+    call = a_round(one, now=0.0)[0]
     before = one.view.own.order
     one.answered(call.ticket, ExchangeReply(refute=refute, records=(refute,)), now=0.5)
     claim = ages((signed(1, 60_000, generation=60_000), 0.0))
-    one.receive(STRANGER, Exchange(digest=claim), host=ELSEWHERE, now=0.6)
+    told(one, digest=claim, now=0.6)
     assert one.answer(STRANGER, Exchange(digest=claim), now=0.6).wanted == ()
-    assert one.view.own.order == before
-
-
-def test_an_old_record_of_its_own_does_not_move_a_node() -> None:
-    one = core(1, generation=5)
-    before = one.view.own.order
-    call = called(one)
-    old = signed(1, 900, generation=4)
-    one.answered(call.ticket, ExchangeReply(refute=old.sealed, records=(old.sealed,)), now=0.5)
     assert one.view.own.order == before
 
 
@@ -279,7 +251,7 @@ def test_a_node_restored_from_a_copy_learns_its_own_newer_record_and_persists_th
     assert one.view.own.order > former.order
     (push,) = [call for call in calls_in(one.tick(now=1.0)) if one.view.own.sealed in call.message.records]
     deliver(push, one, other, now=1.1)
-    assert order_of(other, 1) == one.view.own.order
+    assert peer_of(other, 1).signed.order == one.view.own.order
     assert key(1).node_id not in other.view.table.banned
 
 
@@ -305,33 +277,33 @@ def test_of_two_processes_with_one_key_the_one_that_came_last_gives_way() -> Non
         assert at < 2 * LIFE_S
     assert doubled == {"last"}
     assert last.view.own.record.generation < first.view.own.record.generation
-    assert order_of(third, 1) == first.view.own.order
+    assert peer_of(third, 1).signed.order == first.view.own.order
 
 
 def test_a_learner_restored_from_a_copy_knows_its_former_life_by_the_versions_that_it_published() -> None:
     one = core(0, generation=2)
     one.take_head(head(1, 1), now=0.0)
+
+    def raised_by(version: int) -> list[Effect]:
+        effects = one.receive(STRANGER, Exchange(head=head(version, 1)), host=ELSEWHERE, now=1.0)
+        return [effect for effect in effects[:1] if isinstance(effect, GenerationRaised)]
+
     order = one.view.own.order
-    assert not any(
-        isinstance(e, GenerationRaised)
-        for e in one.receive(STRANGER, Exchange(head=head(0, 1)), host=ELSEWHERE, now=1.0)
-    )
+    assert raised_by(0) == []
     assert one.view.own.order == order
-    effects = one.receive(STRANGER, Exchange(head=head(10, 1)), host=ELSEWHERE, now=1.0)
-    assert effects[0] == GenerationRaised(generation=3), "versions of this life are older than what others hold"
+    assert raised_by(10) == [GenerationRaised(generation=3)], "versions of this life are older than what others hold"
     assert one.view.own.order > order
-    assert not any(
-        isinstance(e, GenerationRaised)
-        for e in one.receive(STRANGER, Exchange(head=head(11, 1)), host=ELSEWHERE, now=2.0)
-    )
+    assert raised_by(11) == []
 
 
 def test_what_must_be_persisted_comes_before_what_is_sent() -> None:
+    """At the end of a sequence the generation rises."""
     one = core(1)
     introduce(one, signed(2))
-    one._owner._sequence = 65_535
+    one._owner._sequence = MAX_SEQUENCE
     effects = one.set_reachability("public", (address(9),), now=1.0)
-    assert isinstance(effects[0], GenerationRaised)
+    assert effects[0] == GenerationRaised(generation=2)
+    assert (one.view.own.record.generation, one.view.own.record.sequence) == (2, 0)
     assert calls_in(effects)
 
 
@@ -342,28 +314,9 @@ def test_nobody_is_dead_by_hearsay() -> None:
     one = core(1)
     introduce(one, signed(2), now=0.0)
     for liar in range(10, 40):
-        message = Exchange(digest=ages((signed(2), 6500.0)), records=(signed(2, reachability="public").sealed,))
-        effects = one.receive(key(liar).node_id, message, host=ELSEWHERE, now=1.0)
+        effects = told(one, signed(2), digest=ages((signed(2), 6500.0)), by=liar, now=1.0)
         assert deaths(effects + one.tick(now=1.0)) == []
     assert knows(one, 2) is not None
-
-
-def test_a_dead_node_that_is_said_to_live_is_believed_for_one_life() -> None:
-    one = core(1)
-    introduce(one, signed(2), now=0.0)
-    now, died_at = 0.0, 0.0
-    while not died_at and now < 2 * LIFE_S:
-        now = max(now, one.deadline())
-        one.receive(
-            STRANGER, Exchange(digest=ages((signed(2), 0.0)), records=(signed(2).sealed,)), host=ELSEWHERE, now=now
-        )
-        effects = one.tick(now=now)
-        for call in calls_in(effects):
-            one.failed(call.ticket, now=now)
-        died_at = now if deaths(effects) else 0.0
-    assert LIFE_S <= died_at <= LIFE_S + 2 * RULES.round_s
-    introduce(one, signed(2), now=now)
-    assert knows(one, 2) is None
 
 
 def test_who_was_late_itself_waits_twice_as_long() -> None:
@@ -385,25 +338,18 @@ def test_who_was_late_itself_waits_twice_as_long() -> None:
     assert DEAD_S * 1.2 < dies(stalled=True) <= 2 * DEAD_S + 4 * RULES.round_s
 
 
-def test_a_node_says_when_it_leaves_and_is_gone_at_once() -> None:
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "is demoted"])
+def test_a_public_that_leaves_or_is_demoted_is_gone_for_others_at_once(leaves: bool) -> None:
     one, two = core(1), core(2)
     introduce(one, two.view.own)
     introduce(two, one.view.own)
-    farewells = calls_in(one.leave(now=1.0))
-    effects, _ = deliver(farewells[0], one, two, now=1.0)
+    said = calls_in(one.leave(now=1.0) if leaves else one.set_reachability("leaf", (), now=1.0))
+    effects, _ = deliver(said[0], one, two, now=1.0)
     assert deaths(effects) == [key(1).node_id]
-
-
-def test_a_public_that_is_demoted_is_gone_for_others_and_polls_as_a_leaf() -> None:
-    one, two = core(1), core(2)
-    introduce(one, two.view.own)
-    introduce(two, one.view.own)
-    told = calls_in(one.set_reachability("leaf", (), now=1.0))
-    effects, _ = deliver(told[0], one, two, now=1.0)
-    assert deaths(effects) == [key(1).node_id]
-    polls = [call for call in calls_in(one.tick(now=1.0)) if call.message.hold_s]
-    deliver(polls[0], one, two, now=1.0)
-    assert list(two.view.leases.leaves) == [key(1).node_id]
+    if not leaves:
+        polls = [call for call in calls_in(one.tick(now=1.0)) if call.message.hold_s]
+        deliver(polls[0], one, two, now=1.0)
+        assert list(two.view.leases.leaves) == [key(1).node_id]
 
 
 def test_only_what_is_new_is_pushed_on() -> None:
@@ -412,9 +358,8 @@ def test_only_what_is_new_is_pushed_on() -> None:
     one.tick(now=RULES.push_delay_s)
 
     def pushed(now: float) -> set[bytes]:
-        return {
-            record for call in calls_in(one.tick(now=now)) if not call.message.asks for record in call.message.records
-        }
+        pushes = [call.message for call in calls_in(one.tick(now=now)) if not call.message.asks]
+        return {record for push in pushes for record in push.records}
 
     introduce(one, signed(2, 1), now=1.0)
     assert pushed(1.0 + RULES.push_delay_s) == set(), "a re-issue travels with the rounds"
@@ -452,16 +397,12 @@ def assert_fits(message: Exchange | ExchangeReply) -> None:
     assert decode(body, type(message), cap_bytes=GOSSIP_BODY_BYTES) == message
 
 
-def test_the_digest_of_the_largest_table_is_a_message_that_others_take() -> None:
+@pytest.mark.parametrize("known", [0, 500, 1500, 3000, MAX_OTHERS])
+def test_every_message_of_the_largest_table_fits_a_body(known: int) -> None:
     one = crowded()
     one.view.table.admit(signed(0), 0.0, now=0.0)
     assert len(ages_in(one.view.round_message(0.0).digest)) == MAX_PUBLICS
     assert_fits(one.view.round_message(0.0))
-
-
-@pytest.mark.parametrize("known", [0, 500, 1500, 3000, MAX_OTHERS])
-def test_every_answer_of_the_largest_table_fits_a_body(known: int) -> None:
-    one = crowded()
     one.take_head(head(3), now=0.0)
     others = fakes(MAX_OTHERS)
     asked = Exchange(digest=ages(*((other, 500.0) for other in others[:known])))
@@ -497,12 +438,12 @@ def test_what_does_not_fit_one_push_goes_with_the_next() -> None:
     one = core(1)
     new = [signed(number) for number in range(2, 240)]
     introduce(one, *new)
-    told: set[bytes] = set()
+    said: set[bytes] = set()
     for step in range(1, 5):
         for call in calls_in(one.tick(now=step * RULES.push_delay_s)):
             assert_fits(call.message)
-            told |= set(call.message.records)
-    assert {one.sealed for one in new} <= told
+            said |= set(call.message.records)
+    assert {one.sealed for one in new} <= said
 
 
 # -- bootstraps and calls ------------------------------------------------------------------------------------
@@ -533,36 +474,29 @@ def test_a_bootstrap_is_asked_for_the_others_at_the_address_where_it_answered() 
     assert one.introduced(one.view.own, address(1), now=2.0) == [], "itself"
 
 
-def test_whoever_does_not_answer_is_called_less_and_less() -> None:
+def test_whoever_does_not_answer_is_called_less_and_less_until_it_is_heard_of() -> None:
     one = core(1)
     introduce(one, signed(2))
-    peer = knows(one, 2)
-    assert peer is not None
+    peer = peer_of(one, 2)
+
+    def called() -> int:
+        return Calls.to(one.calls, peer.signed.node, peer.addresses, "round", Exchange(), now=10.0).ticket
+
     waits: list[float] = []
     for _ in range(8):
-        call = Calls.to(one.calls, peer.signed.node, peer.addresses, "round", Exchange(), now=10.0)
-        one.failed(call.ticket, now=10.0)
+        one.failed(called(), now=10.0)
         waits.append(peer.retry_at - 10.0)
     assert waits[0] < 0, "one failure is a lost packet"
     assert waits[1:] == sorted(waits[1:])
     assert waits[-1] == waits[-2]
-    call = Calls.to(one.calls, peer.signed.node, peer.addresses, "round", Exchange(), now=10.0)
-    one.answered(call.ticket, reply(), now=10.0)
-    assert peer.failures == 0
-    assert peer.retry_at < 0
-
-
-def test_whoever_calls_or_says_hello_may_be_called_again_at_once() -> None:
-    one = core(1)
-    introduce(one, signed(2))
-    peer = knows(one, 2)
-    assert peer is not None
-    for greets in (False, True):
+    heard: list[Callable[[], object]] = [
+        lambda: one.answered(called(), reply(), now=10.0),
+        lambda: one.introduced(signed(2), address(2), now=10.0),
+        lambda: told(one, by=2, now=10.0),
+    ]
+    for hear in heard:
         peer.failures, peer.retry_at = 4, 1e9
-        if greets:
-            one.introduced(signed(2), address(2), now=10.0)
-        else:
-            one.receive(key(2).node_id, Exchange(asks=0), host=ELSEWHERE, now=10.0)
+        hear()
         assert peer.failures == 0
         assert peer.retry_at < 0
 
@@ -578,20 +512,10 @@ def test_who_knows_one_other_alone_goes_on_calling_it() -> None:
 def test_where_others_may_be_called_back_off_is_kept() -> None:
     one = core(1)
     introduce(one, *(signed(number) for number in range(2, 9)))
-    silent = knows(one, 2)
-    assert silent is not None
+    silent = peer_of(one, 2)
     silent.retry_at = 1e9
     for now in range(50):
         assert silent not in one.view.some(RULES.fanout, Random(now), now=0.0)
-
-
-def test_a_ticket_is_used_once() -> None:
-    calls = Calls(RULES, Random(1))
-    call = calls.to(key(2).node_id, (address(2),), "round", Exchange(), now=0.0)
-    calls.take(call.ticket)
-    assert not calls.pending
-    with pytest.raises(KeyError):
-        calls.take(call.ticket)
 
 
 def test_a_profile_is_said_soon_and_only_when_it_changed() -> None:
@@ -617,10 +541,7 @@ def test_a_record_is_issued_anew_before_it_is_void() -> None:
 def test_a_refused_record_is_wanted_again_only_when_it_was_issued_anew() -> None:
     one = core(1)
     introduce(one, signed(2))
-    one.receive(STRANGER, Exchange(records=(signed(2, 3).sealed,), asks=0), host=ELSEWHERE, now=1.0)
-    one.receive(
-        STRANGER, Exchange(records=(signed(2, 3, addresses=[address(9)]).sealed,), asks=0), host=ELSEWHERE, now=1.0
-    )
-    one.receive(STRANGER, Exchange(records=(signed(2, 4).sealed,), asks=0), host=ELSEWHERE, now=1.0)
+    for record in (signed(2, 3), signed(2, 3, addresses=[address(9)]), signed(2, 4)):
+        told(one, record, now=1.0)
     assert one.answer(STRANGER, Exchange(digest=ages((signed(2, 4), 0.0))), now=1.0).wanted == ()
     assert one.answer(STRANGER, Exchange(digest=ages((signed(2, 5), 0.0))), now=1.0).wanted == (signed(2).prefix,)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -21,9 +24,9 @@ from swarm.gossip.records import (
 )
 from swarm.gossip.table import MAX_OTHERS, Table
 from swarm.net.hosts import is_dialable
-from swarm.types import Address
+from swarm.types import Address, NodeId
 from swarm.wire import encode
-from tests.swarmers import DEAD_S, LIFE_S, RULES, THE_SWARM, address, key, reasons, signed, table
+from tests.swarmers import DEAD_S, LIFE_S, RULES, THE_SWARM, address, anywhere, key, reasons, signed, table
 
 LATE = DEAD_S + 1.0
 
@@ -37,24 +40,25 @@ def at(host: str, port: int = 7700) -> tuple[Address, ...]:
     return (Address(host=host, port=port),)
 
 
-def with_dead(number: int = 1, sequence: int = 5) -> Table:
-    """A table in which node `number` died at LATE."""
-    one = table()
-    one.admit(signed(number, sequence), 0.0, now=0.0)
+def known(*records: SignedRecord, dialable: Callable[[Address], bool] = anywhere) -> Table:
+    """A table of these at 0 s."""
+    one = table(dialable=dialable)
+    for record in records:
+        one.admit(record, 0.0, now=0.0)
+    return one
+
+
+def with_dead() -> Table:
+    """A table in which node 1 died at LATE."""
+    one = known(signed(1, 5))
     assert [type(effect) for effect in one.expire(now=LATE, patience=1.0)] == [Died]
     return one
 
 
-def test_a_public_appears_once() -> None:
-    one = table()
-    assert one.admit(signed(1), 0.0, now=0.0) == ("new", [Appeared(signed=signed(1))])
-    assert one.admit(signed(1), 0.0, now=0.0) == ("known", [])
-    assert len(one) == 1
-
-
 def test_only_a_higher_order_replaces_a_record() -> None:
     one = table()
-    one.admit(signed(1, 5), 0.0, now=0.0)
+    assert one.admit(signed(1, 5), 0.0, now=0.0) == ("new", [Appeared(signed=signed(1, 5))])
+    assert one.admit(signed(1, 5), 0.0, now=0.0) == ("known", [])
     assert admitted(one, signed(1, 4)) == "old_record"
     assert admitted(one, signed(1, 9, generation=0)) == "old_record"
     assert admitted(one, signed(1, 6)) == "reissued"
@@ -66,8 +70,7 @@ def test_only_a_higher_order_replaces_a_record() -> None:
 
 
 def test_a_moved_public_may_be_called_at_once() -> None:
-    one = table()
-    one.admit(signed(1), 0.0, now=0.0)
+    one = known(signed(1))
     (peer,) = one
     peer.failures, peer.retry_at = 3, 1e9
     one.admit(signed(1, 1), 0.0, now=0.0)
@@ -78,8 +81,7 @@ def test_a_moved_public_may_be_called_at_once() -> None:
 
 
 def test_silence_ends_a_public_and_patience_stretches_it() -> None:
-    one = table()
-    one.admit(signed(1), 0.0, now=0.0)
+    one = known(signed(1))
     assert one.expire(now=DEAD_S - 1, patience=1.0) == []
     assert one.expire(now=LATE, patience=2.0) == []
     assert one.expire(now=LATE, patience=1.0) == [Died(node=key(1).node_id, reason="silent")]
@@ -87,27 +89,12 @@ def test_silence_ends_a_public_and_patience_stretches_it() -> None:
 
 
 def test_a_record_that_is_not_issued_anew_ends_whatever_is_said_of_its_beats() -> None:
-    one = table()
-    one.admit(signed(1), 0.0, now=0.0)
+    one = known(signed(1))
+    one.admit(signed(1), LIFE_S - 2, now=LIFE_S - 2)
     (peer,) = one
     peer.heard_at = LIFE_S + 1
     assert one.expire(now=LIFE_S - 1, patience=1.0) == []
     assert one.expire(now=LIFE_S + 1, patience=9.0) == [Died(node=key(1).node_id, reason="record expired")]
-
-
-def test_the_same_record_heard_again_is_no_re_issue() -> None:
-    one = table()
-    one.admit(signed(1), 0.0, now=0.0)
-    for now in range(0, int(LIFE_S), 10):
-        one.admit(signed(1), float(now), now=float(now))
-    (peer,) = one
-    assert peer.risen_at == 0.0
-
-
-def test_a_zombie_is_refused() -> None:
-    one = table()
-    assert admitted(one, signed(1), now=100.0, age_s=DEAD_S + 1) == "zombie"
-    assert admitted(one, signed(1), now=100.0, age_s=DEAD_S - 1) == "new"
 
 
 def test_a_dead_node_comes_back_by_a_higher_order_alone() -> None:
@@ -116,6 +103,9 @@ def test_a_dead_node_comes_back_by_a_higher_order_alone() -> None:
     assert admitted(one, signed(1, 5), now=LATE) == "known"
     assert len(one) == 0
     assert admitted(one, signed(1, 6), now=LATE) == "new"
+    assert one.dead == {}
+    one = with_dead()
+    assert admitted(one, signed(1, 5, profile=Profile(leaves=1)), now=LATE) == "equivocation"
     assert one.dead == {}
 
 
@@ -131,24 +121,21 @@ def test_a_tombstone_outlives_every_record_that_is_under_way() -> None:
 
 @pytest.mark.parametrize("reachability", ["leaf", "gone"])
 def test_a_public_may_withdraw_itself_and_no_older_record_undoes_it(reachability: str) -> None:
-    one = table()
-    one.admit(signed(1), 0.0, now=0.0)
+    one = known(signed(1))
     said, effects = one.admit(signed(1, 1, reachability=reachability, addresses=()), 0.0, now=0.0)  # type: ignore[arg-type]
     assert (said, effects) == ("gone", [Died(node=key(1).node_id, reason=reachability)])
     assert admitted(one, signed(1)) == "old_record"
     assert not next(iter(one.dead.values())).is_lost
     assert admitted(one, signed(1, 2)) == "new"
-
-
-def test_a_leaf_takes_no_room() -> None:
-    one = table()
-    assert admitted(one, signed(1, reachability="leaf", addresses=())) == "known"
-    assert (len(one), len(one.dead)) == (0, 0)
+    assert admitted(one, signed(2, reachability=reachability, addresses=())) == "known", "it takes no room"  # type: ignore[arg-type]
+    assert (len(one), len(one.dead)) == (1, 0)
 
 
 def test_two_contents_of_one_order_ban_the_key() -> None:
-    one = table()
-    one.admit(signed(1), 0.0, now=0.0)
+    one = known(signed(1))
+    wrapped = encode([signed(1).body, key(1).sign(RECORD_CONTEXT, signed(1).body), "more"])
+    assert wrapped != signed(1).sealed
+    assert admitted(one, open_record(wrapped, THE_SWARM)) == "known", "the same body in other bytes"
     said, effects = one.admit(signed(1, profile=Profile(leaves=1)), 0.0, now=0.0)
     assert (said, reasons(effects)) == ("equivocation", ["equivocation"])
     assert effects[-1] == Died(node=key(1).node_id, reason="equivocated")
@@ -157,60 +144,32 @@ def test_two_contents_of_one_order_ban_the_key() -> None:
     assert admitted(one, signed(1, 9, generation=9)) == "banned_key"
 
 
-def test_a_dead_node_that_equivocates_is_banned_too() -> None:
-    one = with_dead()
-    assert admitted(one, signed(1, 5, profile=Profile(leaves=1)), now=LATE) == "equivocation"
-    assert one.dead == {}
-
-
-def test_wrapping_the_same_body_in_other_bytes_is_no_equivocation() -> None:
-    one = table()
-    one.admit(signed(1), 0.0, now=0.0)
-    sealed = encode([signed(1).body, key(1).sign(RECORD_CONTEXT, signed(1).body), "more"])
-    assert sealed != signed(1).sealed
-    assert admitted(one, open_record(sealed, THE_SWARM)) == "known"
-    assert key(1).node_id not in one.banned
-
-
 def test_a_banned_key_is_forgotten_when_there_are_too_many() -> None:
-    one = table()
-    for number in range(1, MAX_BANNED + 2):
-        one.admit(signed(number), 0.0, now=0.0)
-        one.admit(signed(number, profile=Profile(leaves=1)), 0.0, now=0.0)
+    one = known(*(signed(number, profile=Profile(leaves=n)) for number in range(1, MAX_BANNED + 2) for n in (0, 1)))
     banned = [number for number in range(1, MAX_BANNED + 2) if key(number).node_id in one.banned]
     assert banned == list(range(2, MAX_BANNED + 2))
 
 
 def test_nobody_takes_the_place_of_another_with_the_same_prefix() -> None:
+    assert admitted(known(signed(1)), replace(signed(2, 9), prefix=signed(1).prefix)) == "prefix_taken"
+
+
+@pytest.mark.parametrize(
+    ("cap", "place", "late", "elsewhere"),
+    [
+        (MAX_PER_SUBNET, "20.1.1.{}", "20.1.1.200", "20.1.2.200"),
+        (MAX_PER_SUBNET, "2a00:1:2:{}::1", "2a00:1:2:a::1", "2a00:1:3:a::1"),
+        (MAX_PER_HOST, "20.1.1.1", "20.1.1.1", "20.1.1.2"),
+    ],
+    ids=["a /24", "a /48", "a host, whatever keys and ports it names"],
+)
+def test_a_subnet_has_a_cap(cap: int, place: str, late: str, elsewhere: str) -> None:
     one = table()
-    one.admit(signed(1), 0.0, now=0.0)
-    twin = signed(2, 9)
-    forged = type(twin)(**{field: getattr(twin, field) for field in twin.__slots__} | {"prefix": signed(1).prefix})
-    assert admitted(one, forged) == "prefix_taken"
-
-
-def test_a_subnet_has_a_cap() -> None:
-    one = table()
-    for number in range(1, MAX_PER_SUBNET + 1):
-        assert admitted(one, signed(number, addresses=at(f"20.1.1.{number}"))) == "new"
-    assert admitted(one, signed(1000, addresses=at("20.1.1.200"))) == "subnet_full"
-    assert admitted(one, signed(1000, addresses=at("20.1.2.200"))) == "new"
-    assert admitted(one, signed(0, addresses=at("20.1.1.200"))) == "new", "the learner always finds room"
-
-
-def test_a_48_of_ipv6_is_a_subnet_too() -> None:
-    one = table()
-    for number in range(1, MAX_PER_SUBNET + 1):
-        assert admitted(one, signed(number, addresses=at(f"2a00:1:2:{number}::1"))) == "new"
-    assert admitted(one, signed(1000, addresses=at("2a00:1:2:a::1"))) == "subnet_full"
-
-
-def test_a_host_has_few_publics_whatever_keys_and_ports_they_name() -> None:
-    one = table()
-    for number in range(1, MAX_PER_HOST + 1):
-        assert admitted(one, signed(number, addresses=at("20.1.1.1", 7700 + number))) == "new"
-    assert admitted(one, signed(1000, addresses=at("20.1.1.1", 9))) == "subnet_full"
-    assert admitted(one, signed(1000, addresses=at("20.1.1.2", 9))) == "new"
+    for number in range(1, cap + 1):
+        assert admitted(one, signed(number, addresses=at(place.format(number), 7700 + number))) == "new"
+    assert admitted(one, signed(1000, addresses=at(late))) == "subnet_full"
+    assert admitted(one, signed(1000, addresses=at(elsewhere))) == "new"
+    assert admitted(one, signed(0, addresses=at(late))) == "new", "the learner always finds room"
 
 
 def test_a_laboratory_of_private_addresses_has_no_limit() -> None:
@@ -220,38 +179,27 @@ def test_a_laboratory_of_private_addresses_has_no_limit() -> None:
         assert admitted(one, signed(number, addresses=hosts)) == "new"
 
 
-def test_a_move_does_not_go_around_the_cap_of_a_subnet() -> None:
-    one = table()
-    for number in range(1, MAX_PER_SUBNET + 2):
-        one.admit(signed(number), 0.0, now=0.0)
-    moved = [
-        admitted(one, signed(number, 1, addresses=at(f"20.200.1.{number}"))) for number in range(1, MAX_PER_SUBNET + 2)
-    ]
+def test_a_move_does_not_go_around_the_cap_of_a_subnet_and_makes_room_where_it_left() -> None:
+    numbers = range(1, MAX_PER_SUBNET + 2)
+    one = known(*map(signed, numbers))
+    moved = [admitted(one, signed(number, 1, addresses=at(f"20.200.1.{number}"))) for number in numbers]
     assert moved == ["changed"] * MAX_PER_SUBNET + ["subnet_full"]
     assert admitted(one, signed(1, 2, addresses=at("20.200.1.250"))) == "changed", "within its own subnet"
-
-
-def test_whoever_leaves_a_subnet_makes_room() -> None:
-    one = table()
-    for number in range(1, MAX_PER_SUBNET + 1):
-        one.admit(signed(number, addresses=at(f"20.1.1.{number}")), 0.0, now=0.0)
-    one.admit(signed(1, 1, addresses=at("20.9.9.9")), 0.0, now=0.0)
-    assert admitted(one, signed(1000, addresses=at("20.1.1.200"))) == "new"
-    one.admit(signed(2, 1, reachability="gone", addresses=()), 0.0, now=0.0)
-    assert admitted(one, signed(1001, addresses=at("20.1.1.201"))) == "new"
+    one.admit(signed(1, 3, addresses=at("20.9.9.9")), 0.0, now=0.0)
+    assert admitted(one, signed(1000, addresses=at("20.200.1.200"))) == "new"
+    one.admit(signed(2, 2, reachability="gone", addresses=()), 0.0, now=0.0)
+    assert admitted(one, signed(1001, addresses=at("20.200.1.201"))) == "new"
 
 
 def fakes(count: int) -> list[SignedRecord]:
     """Records of as many nodes, without the time that so many signatures take."""
     pattern = signed(1)
     return [
-        type(pattern)(
+        replace(
+            pattern,
             record=msgspec.structs.replace(pattern.record, addresses=(address(number),)),
-            sealed=pattern.sealed,
-            body=pattern.body,
-            node=pattern.node[:-8] + f"{number:08x}",  # type: ignore[arg-type]
+            node=NodeId(pattern.node[:-8] + f"{number:08x}"),
             prefix=number.to_bytes(8, "big"),
-            order=pattern.order,
         )
         for number in range(1, count + 1)
     ]
@@ -269,10 +217,8 @@ def test_a_full_table_refuses_everybody_but_the_learner_and_its_digest_fits_a_bo
 
 
 def test_the_dead_make_room_for_the_living_the_longest_dead_first() -> None:
-    one = table()
     everybody = fakes(MAX_OTHERS + 10)
-    for fake in everybody[:MAX_OTHERS]:
-        one.admit(fake, 0.0, now=0.0)
+    one = known(*everybody[:MAX_OTHERS])
     one.expire(now=LATE, patience=1.0)
     assert (len(one), len(one.dead)) == (0, MAX_OTHERS)
     for fake in everybody[MAX_OTHERS:]:
@@ -284,46 +230,28 @@ def test_the_dead_make_room_for_the_living_the_longest_dead_first() -> None:
 
 @pytest.mark.parametrize("first", ["new", "changed"])
 def test_an_address_that_may_not_be_called_is_refused_at_first_sight_and_after_a_move(first: str) -> None:
-    one = table(dialable=lambda named: named.host.startswith("20."))
-    hidden = at("10.0.0.1")
-    if first == "changed":
-        one.admit(signed(1), 0.0, now=0.0)
-    assert admitted(one, signed(1, 1, addresses=hidden)) == "address_refused"
+    before = (signed(1),) if first == "changed" else ()
+    one = known(*before, dialable=lambda named: named.host.startswith("20."))
+    assert admitted(one, signed(1, 1, addresses=at("10.0.0.1"))) == "address_refused"
     assert all(peer.addresses == (address(1),) for peer in one)
 
 
-def test_of_several_addresses_only_those_that_may_be_called_are_kept_to_call() -> None:
-    one = table(dialable=lambda named: named.host.startswith("20."))
-    one.admit(signed(1, addresses=[*at("169.254.169.254"), address(1)]), 0.0, now=0.0)
-    one.admit(signed(2, addresses=[address(2)]), 0.0, now=0.0)
-    one.admit(signed(2, 1, addresses=[address(2), *at("10.0.0.1")]), 0.0, now=0.0)
-    assert [peer.addresses for peer in one] == [(address(1),), (address(2),)]
-
-
-def test_the_learner_is_remembered_after_its_death() -> None:
-    one = table()
-    one.admit(signed(0), 0.0, now=0.0)
-    one.expire(now=LATE, patience=1.0)
-    assert one.learner is not None
-    assert one.learner.signed == signed(0)
-
-
 def test_a_leaf_forgets_the_old_but_never_the_learner() -> None:
-    one = table()
-    one.admit(signed(0), 0.0, now=0.0)
-    one.admit(signed(1), 0.0, now=0.0)
+    one = known(signed(0), signed(1))
     one.admit(signed(2), LIFE_S, now=LIFE_S)
     one.forget_old(now=LIFE_S + 1)
     assert {peer.signed.node for peer in one} == {key(0).node_id, key(2).node_id}
     assert one.dead == {}
+    one.expire(now=LIFE_S + LATE, patience=1.0)
+    assert len(one) == 0
+    assert one.learner is not None
+    assert one.learner.signed == signed(0), "it is remembered after its death"
 
 
 def test_what_was_refused_for_good_is_not_asked_for_again_for_a_while() -> None:
     """Otherwise a few such records would cost 40 kB in every round."""
-    one = table()
-    one.admit(signed(1, 5), 0.0, now=0.0)
-    forged_twin = signed(1, 5, addresses=[address(7)])
-    assert admitted(one, forged_twin) == "equivocation"
+    one = known(signed(1, 5))
+    assert admitted(one, signed(1, 5, addresses=[address(7)])) == "equivocation"
     assert admitted(one, signed(1, 6)) == "banned_key"
     assert one.unwanted == {signed(1).prefix: signed(1, 6).order}
     one.pardon(now=1.0)
@@ -336,15 +264,17 @@ def test_what_was_refused_for_good_is_not_asked_for_again_for_a_while() -> None:
     assert not one.unwanted
 
 
-def test_what_nobody_was_heard_of_lately_is_asked_for_again() -> None:
+def test_a_zombie_is_refused_and_asked_for_again() -> None:
     one = table()
-    assert admitted(one, signed(1), now=LATE, age_s=LATE) == "zombie"
+    assert admitted(one, signed(1), now=100.0, age_s=DEAD_S + 1) == "zombie"
     assert not one.unwanted
+    assert admitted(one, signed(1), now=100.0, age_s=DEAD_S - 1) == "new"
 
 
 def test_a_name_is_taken_from_the_learner_alone_and_only_with_its_certificate() -> None:
-    """Who trusts the swarm trusts its learner; whatever else its name leads to is not spoken to."""
-    one = table(dialable=lambda place: is_dialable(place.host, lan=False))
+    """Who trusts the swarm trusts its learner; whatever else its name leads to is not spoken to. Although a user may
+    have named a bootstrap by that name: strangers could have all of its ports tried."""
+    one = table(dialable=lambda place: is_dialable(place.host, lan=False) or place.host == "learner.example")
     pinned = Address(host="learner.example", port=7700, fingerprint=bytes(32))
     plain = Address(host="learner.example", port=7700)
     hidden = Address(host="169.254.169.254", port=80, fingerprint=bytes(32))

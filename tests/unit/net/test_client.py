@@ -15,7 +15,6 @@ import pytest
 from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, TooLarge, UserError
-from swarm.gossip.records import Owner
 from swarm.net import client as client_module
 from swarm.net.client import (
     Busy,
@@ -31,19 +30,16 @@ from swarm.net.client import (
 from swarm.net.limits import Limits
 from swarm.net.server import SHOWN_ROWS, STATUS_S, NodeServer
 from swarm.node.exposition import metrics_route
-from swarm.node.hello import Hello, hello_route, say_hello
-from swarm.types import Address, VersionId
-from swarm.wire import PROTOCOL, PROTOCOL_HEADER, decode, encode
-from tests.builders import KEY, OTHER_KEY, SWARM_OF_KEY, v
+from swarm.types import Address
+from swarm.wire import PROTOCOL, PROTOCOL_HEADER
+from tests.builders import KEY, OTHER_KEY, SWARM_OF_KEY
 
 CAP = 1000
 OURS = {PROTOCOL_HEADER: str(PROTOCOL)}
 
 
 async def echo(request: web.Request) -> web.Response:
-    """The version that was sent."""
-    body = await read_body(request, CAP)
-    return binary(encode(decode(body, VersionId, cap_bytes=CAP)))
+    return binary(await read_body(request, CAP))
 
 
 async def large(request: web.Request) -> web.StreamResponse:
@@ -70,46 +66,35 @@ def answering(status: int, **headers: str) -> web.RouteDef:
     return web.get(f"/{status}", answer)
 
 
-def learners_hello(knock: str | None, caller: str | None) -> Hello:
-    owner = Owner(
-        KEY, SWARM_OF_KEY, "learner", generation=1, addresses=(Address(host="learner", port=7700),), round_s=2.0
-    )
-    return Hello(
-        protocol=PROTOCOL,
-        role="learner",
-        swarm=SWARM_OF_KEY,
-        learner_key=KEY.public_bytes,
-        record=owner.signed.sealed,
-        learner=owner.signed.sealed,
-        beat_s=5.0,
-    )
-
-
 ROUTES = [
     web.post("/echo", echo),
     web.post("/slow", slow),
     web.get("/large", large),
-    hello_route(learners_hello),
-    answering(404),
-    answering(408),
-    answering(410),
-    answering(400),
+    *map(answering, (404, 408, 410, 400, 500)),
     answering(302, Location="/large"),
     answering(429, Retry_After="7"),
     answering(503, Retry_After="soon"),
-    answering(500),
 ]
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[str]:
-    """A node's server; its base URL."""
-    server = NodeServer(ROUTES, lambda: {"role": "test"})
+async def serving(
+    *routes: web.RouteDef, status: Callable[[], dict[str, Any]] = lambda: {"role": "test"}, limits: Limits | None = None
+) -> AsyncIterator[tuple[str, NodeServer]]:
+    """A node's server, with ROUTES if no others are named, and its base URL."""
+    server = NodeServer(routes or ROUTES, status, limits=limits)
     port = await server.start("127.0.0.1", 0)
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", server
     finally:
         await server.stop()
+
+
+@asynccontextmanager
+async def calling(*routes: web.RouteDef) -> AsyncIterator[PeerClient]:
+    """A node's client of such a server."""
+    async with serving(*routes) as (url, _), PeerClient(plain_address(url)) as peer:
+        yield peer
 
 
 async def status_and_text(
@@ -127,31 +112,15 @@ async def status_and_text(
     [
         (str(PROTOCOL - 1), "your node has to be upgraded"),
         (str(PROTOCOL + 1), "this node, the one you called, has to be upgraded"),
-        (None, "use the echo-node client"),
-        ("latest", "use the echo-node client"),
+        *((spoken, "use the echo-node client") for spoken in (None, "latest", "²", "9" * 5000, "-1", "")),
     ],
-    ids=["older", "newer", "none", "words"],
+    ids=lambda given: given[:9] if given else None,
 )
 async def test_another_protocol_is_told_which_side_to_upgrade(spoken: str | None, says: str) -> None:
-    async with serving() as url:
+    async with serving() as (url, _):
         status, text = await status_and_text(url + "/large", {} if spoken is None else {PROTOCOL_HEADER: spoken})
-    assert status == 426
-    assert says in text
+    assert (status, says in text, len(text) < 200) == (426, True, True)
     assert "\n" not in text
-
-
-@pytest.mark.parametrize("spoken", ["²", "9" * 5000, "-1", "1.0", "", "1, 1"], ids=lambda spoken: spoken[:5] or "empty")
-async def test_a_number_that_is_none_is_another_protocol(spoken: str) -> None:
-    async with serving() as url:
-        status, text = await status_and_text(url + "/large", {PROTOCOL_HEADER: spoken})
-    assert status == 426
-    assert len(text) < 200
-
-
-async def test_status_answers_whoever_asks() -> None:
-    async with serving() as url:
-        status, text = await status_and_text(url + "/v1/status", {})
-    assert (status, text) == (200, '{"role": "test", "refused": {}}')
 
 
 NODES = 4096
@@ -180,9 +149,7 @@ async def test_a_status_is_made_once_a_second_for_all_who_ask_and_its_lists_are_
         made.append(clock.now)
         return {**large_status(), "state": "running"}
 
-    server = NodeServer([metrics_route(lambda: server.status())], status)
-    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
-    try:
+    async with serving(metrics_route(lambda: server.status()), status=status) as (url, server):
         for _ in range(20):
             text = (await status_and_text(f"{url}/v1/status", {}))[1]
             await status_and_text(f"{url}/metrics", {})
@@ -191,8 +158,6 @@ async def test_a_status_is_made_once_a_second_for_all_who_ask_and_its_lists_are_
         clock.now += STATUS_S
         await status_and_text(f"{url}/v1/status", {})
         assert made == [100.0, 100.0 + STATUS_S]
-    finally:
-        await server.stop()
     assert len(text) <= 300_000
     shown = json.loads(text)
     assert shown["cut"] == {
@@ -233,16 +198,12 @@ async def test_what_is_not_http_is_counted_and_not_logged(caplog: pytest.LogCapt
     async def fail(request: web.Request) -> web.Response:
         raise ZeroDivisionError
 
-    server = NodeServer([web.get("/fail", fail)], dict)
-    port = await server.start("127.0.0.1", 0)
-    try:
-        await say_malformed(port)
+    async with serving(web.get("/fail", fail)) as (url, server):
+        await say_malformed(plain_address(url).port)
         assert server.refused() == {"malformed": 2 * len(MALFORMED)}
         assert caplog.records == []
-        assert (await status_and_text(f"http://127.0.0.1:{port}/fail", OURS))[0] == 500
+        assert (await status_and_text(f"{url}/fail", OURS))[0] == 500
         assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
-    finally:
-        await server.stop()
 
 
 async def in_parts(body: bytes) -> AsyncIterator[bytes]:
@@ -252,7 +213,7 @@ async def in_parts(body: bytes) -> AsyncIterator[bytes]:
 
 
 async def test_a_body_over_the_cap_is_refused_with_and_without_its_length_stated() -> None:
-    async with serving() as url:
+    async with serving() as (url, _):
         stated = await status_and_text(url + "/echo", OURS, b"x" * (CAP + 1))
         chunked = await status_and_text(url + "/echo", OURS, in_parts(b"x" * (CAP + 1)))
     assert stated == (413, f"a body of {CAP + 1} bytes is over the cap of {CAP}")
@@ -265,33 +226,28 @@ async def metered(burst: float) -> AsyncIterator[Callable[..., Awaitable[int]]]:
     of this machine that returns the answer's status."""
     limits = Limits(exempt_loopback=False, requests_per_s=1e-6, burst=burst, fetches_share=1)
     routes = [web.get("/v1/versions/0.1", read_all), web.get("/other", read_all), web.post("/{path:.*}", read_all)]
-    server = NodeServer(routes, dict, limits=limits)
-    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    async with serving(*routes, limits=limits) as (url, _):
 
-    async def call(source: str, path: str, body: bytes | AsyncIterator[bytes] | None = None) -> int:
-        connector = aiohttp.TCPConnector(local_addr=(source, 0))
-        async with (
-            aiohttp.ClientSession(connector=connector) as session,
-            session.request("GET" if body is None else "POST", url + path, data=body, headers=OURS) as answer,
-        ):
-            return answer.status
+        async def call(source: str, path: str, body: bytes | AsyncIterator[bytes] | None = None) -> int:
+            connector = aiohttp.TCPConnector(local_addr=(source, 0))
+            async with (
+                aiohttp.ClientSession(connector=connector) as session,
+                session.request("GET" if body is None else "POST", url + path, data=body, headers=OURS) as answer,
+            ):
+                return answer.status
 
-    try:
         yield call
-    finally:
-        await server.stop()
 
 
 async def read_all(request: web.Request) -> web.Response:
     return binary(b"" if await read_body(request, 1 << 20) else b"nothing")
 
 
-@pytest.mark.parametrize(("path", "other"), [("/v1/versions/0.1", "/other"), ("/other", "/v1/versions/0.1")])
-async def test_pieces_and_other_requests_of_an_address_are_metered_each_by_themselves(path: str, other: str) -> None:
+async def test_pieces_and_other_requests_of_an_address_are_metered_each_by_themselves() -> None:
     async with metered(burst=3) as call:
-        assert [await call("127.0.0.2", path) for _ in range(5)] == [200, 200, 200, 429, 429]
-        assert await call("127.0.0.2", other) == 200
-        assert await call("127.0.0.3", path) == 200
+        for path in ("/v1/versions/0.1", "/other"):
+            assert [await call("127.0.0.2", path) for _ in range(5)] == [200, 200, 200, 429, 429]
+        assert await call("127.0.0.3", "/other") == 200
 
 
 @pytest.mark.parametrize("large", [lambda: b"x" * 100_000, lambda: in_parts(b"x")], ids=["stated", "in parts"])
@@ -312,22 +268,16 @@ async def never() -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
 
 
-async def test_a_sender_that_falls_behind_is_cut() -> None:
-    async with serving() as url:
-        status, text = await status_and_text(url + "/slow", OURS, never())
-        refused = json.loads((await status_and_text(url + "/v1/status", {}))[1])["refused"]
-    assert (status, text) == (408, "the body came slower than 1000 bytes a second or not within 20 s")
-    assert refused == {"too_slow": 1}
-
-
-async def test_the_connection_of_a_sender_that_falls_behind_is_used_no_more() -> None:
+async def test_a_sender_that_falls_behind_is_cut_and_its_connection_is_used_no_more() -> None:
     """What is left of its body would be read, and dropped, in front of the next request."""
     async with (
-        serving() as url,
+        serving() as (url, server),
         aiohttp.ClientSession() as session,
         session.post(url + "/slow", data=never(), headers=OURS) as answer,
     ):
         assert (answer.status, answer.headers.get("Connection")) == (408, "close")
+        assert await answer.text() == "the body came slower than 1000 bytes a second or not within 20 s"
+        assert server.refused() == {"too_slow": 1}
 
 
 @pytest.mark.parametrize(
@@ -344,33 +294,16 @@ async def test_a_call_carries_no_header_that_says_nothing() -> None:
         seen.extend(request.headers)
         return binary(b"")
 
-    server = NodeServer([web.post("/headers", headers)], dict)
-    port = await server.start("127.0.0.1", 0)
-    async with PeerClient(Address(host="127.0.0.1", port=port)) as peer, aiohttp.ClientSession() as raw:
+    async with calling(web.post("/headers", headers)) as peer, aiohttp.ClientSession() as raw:
         await peer.post("/headers", b"body", cap_bytes=CAP, timeout_s=5)
-        async with raw.post(f"http://127.0.0.1:{port}/headers", headers=OURS) as answer:
+        async with raw.post(f"{peer.base_url}/headers", headers=OURS) as answer:
             assert set(answer.headers) == {"Content-Length"}
-    await server.stop()
     assert set(seen[:3]) == {"Host", PROTOCOL_HEADER, "Content-Length"}
 
 
-async def test_a_body_of_junk_is_the_senders_fault() -> None:
-    async with serving() as url:
-        status, text = await status_and_text(url + "/echo", OURS, b"x" * CAP)
-    assert status == 400
-    assert text.startswith("not a VersionId")
-
-
-async def test_a_call_brings_the_body_back() -> None:
-    async with serving() as url, PeerClient(plain_address(url)) as peer:
-        body = await peer.post("/echo", encode(v(3)), cap_bytes=CAP, timeout_s=5)
-        whole = await peer.get("/large", cap_bytes=CAP, timeout_s=5)
-    assert decode(body, VersionId, cap_bytes=CAP) == v(3)
-    assert whole == b"x" * CAP
-
-
 async def test_a_client_reads_no_more_than_its_cap() -> None:
-    async with serving() as url, PeerClient(plain_address(url)) as peer:
+    async with calling() as peer:
+        assert await peer.get("/large", cap_bytes=CAP, timeout_s=5) == b"x" * CAP
         with pytest.raises(TooLarge):
             await peer.get("/large", cap_bytes=CAP - 1, timeout_s=5)
 
@@ -389,36 +322,24 @@ async def test_a_client_reads_no_more_than_its_cap() -> None:
     ],
 )
 async def test_the_error_says_whose_fault_it_was(status: int, kind: type[Exception]) -> None:
-    async with serving() as url, PeerClient(plain_address(url)) as peer:
+    async with calling() as peer:
         with pytest.raises(kind, match=f"status {status}") as caught:
             await peer.get(f"/{status}", cap_bytes=CAP, timeout_s=5)
     assert type(caught.value) is kind
+    if isinstance(caught.value, Busy):
+        assert caught.value.retry_after_s == {429: 7.0, 503: 1.0}[status]
 
 
-async def test_a_busy_peer_says_when_to_come_back() -> None:
-    async with serving() as url, PeerClient(plain_address(url)) as peer:
-        waits: list[float] = []
-        for path in ("/429", "/503"):
-            with pytest.raises(Busy) as caught:
-                await peer.get(path, cap_bytes=CAP, timeout_s=5)
-            waits.append(caught.value.retry_after_s)
-    assert waits == [7.0, 1.0]
-
-
-async def test_nobody_listening_is_unreachable_not_a_fault() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    async with PeerClient(Address(host="127.0.0.1", port=port)) as peer:
-        with pytest.raises(PeerUnreachable, match="cannot be reached"):
-            await peer.get("/", cap_bytes=CAP, timeout_s=5)
-
-
-async def test_no_answer_in_time_is_unreachable() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        async with PeerClient(Address(host="127.0.0.1", port=deaf.getsockname()[1])) as peer:
-            with pytest.raises(PeerUnreachable, match="did not answer within"):
+async def test_nobody_listening_or_no_answer_in_time_is_unreachable_not_a_fault() -> None:
+    async def called(sock: socket.socket, words: str) -> None:
+        async with PeerClient(Address(host="127.0.0.1", port=sock.getsockname()[1])) as peer:
+            with pytest.raises(PeerUnreachable, match=words):
                 await peer.get("/", cap_bytes=CAP, timeout_s=0.05)
+
+    with socket.socket() as free, socket.create_server(("127.0.0.1", 0)) as deaf:
+        free.bind(("127.0.0.1", 0))
+        await called(free, "cannot be reached")
+        await called(deaf, "did not answer within")
 
 
 @pytest.mark.parametrize(
@@ -432,14 +353,9 @@ async def test_a_client_of_another_protocol_is_told_which_side_to_update(theirs:
     async def other(request: web.Request) -> web.Response:
         return web.Response(status=426, headers={"Echo-Protocol": str(theirs)})
 
-    server = NodeServer([web.get("/v1/hello", other)], dict)
-    address = Address(host="127.0.0.1", port=await server.start("127.0.0.1", 0))
-    try:
-        async with PeerClient(address) as peer:
-            with pytest.raises(OtherProtocol, match=words):
-                await peer.get("/v1/hello", cap_bytes=CAP, timeout_s=5)
-    finally:
-        await server.stop()
+    async with calling(web.get("/v1/hello", other)) as peer:
+        with pytest.raises(OtherProtocol, match=words):
+            await peer.get("/v1/hello", cap_bytes=CAP, timeout_s=5)
 
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
@@ -449,36 +365,32 @@ BROWSER = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
     ("path", "headers"), [("/", {}), ("/", BROWSER), ("/large", BROWSER)], ids=["bare", "browser", "another path"]
 )
 async def test_a_browser_gets_three_lines(path: str, headers: dict[str, str]) -> None:
-    server = NodeServer(ROUTES, lambda: {"role": "<b>", "swarm": SWARM_OF_KEY, "join": "echo1:secret"})
-    port = await server.start("127.0.0.1", 0)
-    try:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"http://127.0.0.1:{port}{path}", headers=headers) as answer,
-        ):
-            text = await answer.text()
-            assert answer.status == 200
-            assert answer.content_type == "text/html"
-            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-    finally:
-        await server.stop()
+    async with (
+        serving(status=lambda: {"role": "<b>", "swarm": SWARM_OF_KEY, "join": "echo1:secret"}) as (url, _),
+        aiohttp.ClientSession() as session,
+        session.get(url + path, headers=headers) as answer,
+    ):
+        text = await answer.text()
+        assert (answer.status, answer.content_type) == (200, "text/html")
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     assert text.count("<p>") == 3
     assert f"This is an echo-node, a &lt;b&gt; of swarm {SWARM_OF_KEY}" in text
-    assert f"<code>echo-node status 127.0.0.1:{port}</code>" in text
+    assert f"<code>echo-node status {plain_address(url).authority}</code>" in text
     assert not any(word in text for word in ("secret", "<script", "http:", "src=", "href="))
 
 
 async def test_what_a_browser_names_is_not_repeated_unless_it_is_an_address() -> None:
-    async with serving() as url:
+    async with serving() as (url, _):
         _, text = await status_and_text(url, {"Host": "<script>"})
     assert "<code>echo-node status HOST:PORT</code>" in text
 
 
-async def test_a_node_that_names_its_protocol_gets_no_page_and_status_stays_json() -> None:
-    async with serving() as url:
+async def test_a_node_that_names_its_protocol_gets_no_page_and_status_answers_whoever_asks_with_json() -> None:
+    async with serving() as (url, _):
         assert (await status_and_text(url, {PROTOCOL_HEADER: str(PROTOCOL), **BROWSER}))[0] == 404
-        status, text = await status_and_text(url + "/v1/status", BROWSER)
-    assert (status, text[0]) == (200, "{")
+        for headers in ({}, BROWSER):
+            answer = await status_and_text(url + "/v1/status", headers)
+            assert answer == (200, '{"role": "test", "refused": {}}')
 
 
 async def test_a_server_that_opens_no_session_holds_nobody_beyond_the_time_limit(
@@ -491,42 +403,27 @@ async def test_a_server_that_opens_no_session_holds_nobody_beyond_the_time_limit
         await asyncio.Event().wait()
         raise AssertionError
 
-    server = NodeServer([web.post("/v1/session", hold)], dict)
-    address = Address(host="127.0.0.1", port=await server.start("127.0.0.1", 0))
-    try:
-        async with PeerClient(address, key=KEY, server=OTHER_KEY.node_id) as peer:
-            calls = [peer.post("/", b"", cap_bytes=CAP, timeout_s=0.05) for _ in range(3)]
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(answer) for answer in answers] == [PeerUnreachable] * 3
-    finally:
-        await server.stop()
+    async with (
+        serving(web.post("/v1/session", hold)) as (url, _),
+        PeerClient(plain_address(url), key=KEY, server=OTHER_KEY.node_id) as peer,
+    ):
+        calls = [peer.post("/", b"", cap_bytes=CAP, timeout_s=0.05) for _ in range(3)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [PeerUnreachable] * 3
 
 
 async def test_a_strangers_words_are_shown_without_control_characters() -> None:
     async def owned(request: web.Request) -> web.Response:
         return web.Response(status=400, text="\x1b]0;owned\x07 words")
 
-    server = NodeServer([web.get("/", owned)], dict)
-    port = await server.start("127.0.0.1", 0)
-    try:
-        async with PeerClient(Address(host="127.0.0.1", port=port)) as peer:
-            with pytest.raises(ProtocolError, match="words") as caught:
-                await peer.get("/", cap_bytes=CAP, timeout_s=5)
-        assert str(caught.value).isprintable()
-    finally:
-        await server.stop()
-
-
-async def test_a_learner_says_hello() -> None:
-    async with serving() as url, PeerClient(plain_address(url)) as peer:
-        heard = await say_hello(peer)
-    hello = heard.hello
-    assert heard.signed.node == KEY.node_id
-    assert (hello.swarm, hello.learner_key, hello.beat_s) == (SWARM_OF_KEY, KEY.public_bytes, 5.0)
+    async with calling(web.get("/", owned)) as peer:
+        with pytest.raises(ProtocolError, match="words") as caught:
+            await peer.get("/", cap_bytes=CAP, timeout_s=5)
+    assert str(caught.value).isprintable()
 
 
 async def test_a_taken_port_is_one_line_that_says_what_to_do() -> None:
-    async with serving() as url:
-        port = int(url.rpartition(":")[2])
+    async with serving() as (url, _):
+        port = plain_address(url).port
         with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use"):
             await NodeServer([], dict).start("127.0.0.1", port)

@@ -11,72 +11,31 @@ from swarm.net.hosts import MAX_TRIED, Tries, caller_of, is_dialable, is_loopbac
 from swarm.types import Address
 
 ANYWHERE = ["8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8"]
-LAN_ONLY = [
-    "10.1.2.3",
-    "172.16.0.1",
-    "192.168.1.1",
-    "127.0.0.1",
-    "127.9.9.9",
-    "::1",
-    "fd12:3456::1",
-    "::ffff:10.0.0.1",
-    "::ffff:127.0.0.1",
-]
-NEVER = [
-    "169.254.169.254",
-    "::ffff:169.254.169.254",
-    "::ffff:a9fe:a9fe",
-    "fd00:ec2::254",
-    "100.100.100.200",
-    "169.254.1.1",
-    "fe80::1",
-    "224.0.0.1",
-    "ff02::1",
-    "0.0.0.0",
-    "::",
-    "100.64.0.1",
-    "::169.254.169.254",
-    "64:ff9b::a9fe:a9fe",
-    "2002:a9fe:a9fe::1",
-    "2002:a00:1::1",
-    "2001:0:a00:1::1",
-    "localhost",
-    "metadata.google.internal",
-    "example.com",
-    "2130706433",
-    "127.1",
-    "0x7f.0.0.1",
-    "8.8.8.8%x.example.com",
-    "127.0.0.1%x.example.com",
-    "",
-]
+LOOPBACK = ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"]
+PRIVATE = ["10.1.2.3", "172.16.0.1", "192.168.1.1", "fd12:3456::1", "::ffff:10.0.0.1"]
+METADATA = ["169.254.169.254", "::ffff:a9fe:a9fe", "fd00:ec2::254", "100.100.100.200", "::169.254.169.254"]
+NO_ONES = ["169.254.1.1", "fe80::1", "224.0.0.1", "ff02::1", "0.0.0.0", "::", "100.64.0.1"]
+TUNNELS = ["64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1", "2002:a00:1::1", "2001:0:a00:1::1"]
+NAMES = ["metadata.google.internal", "2130706433", "127.1", "0x7f.0.0.1", "127.0.0.1%x.example.com", ""]
 
 
-@pytest.mark.parametrize("host", ANYWHERE)
-def test_an_address_of_the_internet_may_be_called(host: str) -> None:
-    assert is_dialable(host, lan=False)
-    assert is_dialable(host, lan=True)
+@pytest.mark.parametrize(
+    ("hosts", "anywhere", "in_a_laboratory"),
+    [
+        (ANYWHERE, True, True),
+        (LOOPBACK + PRIVATE, False, True),
+        ([*METADATA, *NO_ONES, *TUNNELS, *NAMES, "localhost"], False, False),
+    ],
+    ids=["of the internet", "private", "what no setting opens"],
+)
+def test_which_addresses_may_be_called(hosts: list[str], anywhere: bool, in_a_laboratory: bool) -> None:
+    found = {host: (is_dialable(host, lan=False), is_dialable(host, lan=True)) for host in hosts}
+    assert found == dict.fromkeys(hosts, (anywhere, in_a_laboratory))
 
 
-@pytest.mark.parametrize("host", LAN_ONLY)
-def test_a_private_address_may_be_called_in_a_laboratory_alone(host: str) -> None:
-    assert not is_dialable(host, lan=False)
-    assert is_dialable(host, lan=True)
-
-
-@pytest.mark.parametrize("host", NEVER)
-def test_what_no_setting_opens(host: str) -> None:
-    assert not is_dialable(host, lan=False)
-    assert not is_dialable(host, lan=True)
-
-
-@pytest.mark.parametrize(("host", "is_own"), [("localhost", True), ("127.0.0.1", True), ("::1", True)])
-def test_loopback_in_all_its_names(host: str, is_own: bool) -> None:
-    assert is_loopback(host) is is_own
-    assert is_loopback("::ffff:127.0.0.1")
-    assert not is_loopback("example.com")
-    assert not is_loopback("127.0.0.1%x.example.com")
-    assert not is_loopback("10.0.0.1")
+def test_loopback_is_this_machine_in_all_its_names() -> None:
+    assert all(map(is_loopback, ("localhost", *LOOPBACK)))
+    assert not any(map(is_loopback, (*PRIVATE, *NAMES)))
 
 
 @pytest.mark.parametrize(
@@ -94,28 +53,17 @@ def test_a_home_is_one_caller(host: str, name: str) -> None:
     assert caller_of(host) == name
 
 
-@pytest.mark.parametrize(
-    ("host", "ours"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("10.0.0.1", False),
-        ("", False),
-    ],
-)
-def test_loopback_is_this_machine(host: str, ours: bool) -> None:
-    assert is_loopback(host) == ours
-
-
 # -- tries ---------------------------------------------------------------------------------------------------
 
 VICTIM = Address(host="8.8.8.8", port=7700)
 
 
-def test_a_silent_host_is_tried_ever_more_rarely_whatever_ports_are_named() -> None:
-    tries = Tries(1.0, 16.0, lan=True)
+@pytest.fixture
+def tries() -> Tries:
+    return Tries(1.0, 16.0, lan=True)
+
+
+def test_a_silent_host_is_tried_ever_more_rarely_whatever_ports_are_named(tries: Tries) -> None:
     tried = []
     for now in range(200):
         named = Address(host="8.8.8.8", port=1 + now)
@@ -127,15 +75,13 @@ def test_a_silent_host_is_tried_ever_more_rarely_whatever_ports_are_named() -> N
 
 
 @pytest.mark.parametrize("other", ["2606:4700:0::1", "2606:4700:0:0:0:0:0:1", "2606:4700::1%x", "2606:4700::0001"])
-def test_another_notation_is_the_same_host(other: str) -> None:
-    tries = Tries(1.0, 16.0, lan=True)
+def test_another_notation_is_the_same_host(tries: Tries, other: str) -> None:
     tries.tried(Address(host="2606:4700::1", port=7700), now=0.0)
     assert not tries.is_due(Address(host=other, port=9), now=0.5)
     assert tries.is_due(Address(host="2606:4700::2", port=9), now=0.5)
 
 
-def test_a_host_that_answered_is_due_at_once() -> None:
-    tries = Tries(1.0, 16.0, lan=True)
+def test_a_host_that_answered_is_due_at_once(tries: Tries) -> None:
     for _ in range(9):
         tries.tried(VICTIM, now=0.0)
     tries.answered(Address(host="8.8.8.8", port=9))
@@ -144,8 +90,7 @@ def test_a_host_that_answered_is_due_at_once() -> None:
     assert tries.is_due(VICTIM, now=1.0)
 
 
-def test_in_a_private_network_each_port_is_a_host() -> None:
-    tries = Tries(1.0, 16.0, lan=True)
+def test_in_a_private_network_each_port_is_a_host(tries: Tries) -> None:
     tries.tried(Address(host="127.0.0.1", port=1), now=0.0)
     assert not tries.is_due(Address(host="127.0.0.1", port=1), now=0.5)
     assert tries.is_due(Address(host="127.0.0.1", port=2), now=0.5)
@@ -164,8 +109,7 @@ def test_without_lan_all_ports_of_a_private_host_together_are_tried_ever_more_ra
     assert tries.is_due(Address(host="127.0.0.1", port=7701), now=3600.0)
 
 
-def test_the_memory_of_tries_is_bounded() -> None:
-    tries = Tries(1.0, 16.0, lan=True)
+def test_the_memory_of_tries_is_bounded(tries: Tries) -> None:
     for number in range(MAX_TRIED + 10):
         tries.tried(Address(host=f"20.{number >> 8}.{number & 255}.1", port=1), now=0.0)
     assert len(tries._tried) == MAX_TRIED

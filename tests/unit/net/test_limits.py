@@ -32,30 +32,27 @@ def test_an_address_has_eight_connections() -> None:
     assert gate.enter(HOME) is None
     assert gate.refused == {"connections": 1}
     entered(gate, ELSEWHERE)
-    gate.leave(guests[0])
-    gate.leave(guests[0])
+    for _ in range(2):
+        gate.leave(guests[0])
     entered(gate)
     assert gate.enter(HOME) is None
 
 
-def test_a_proven_node_brings_its_own_eight_so_that_its_neighbour_is_not_starved() -> None:
-    gate = Gate(Limits())
-    for _ in range(8):
-        proven(gate, ALICE)
-    neighbour = [proven(gate, BOB) for _ in range(8)]
-    assert len(neighbour) == 8
-    assert [entered(gate) for _ in range(8)]
-    assert gate.enter(HOME) is None
-
-
-def test_connections_that_only_fetch_have_room_beside_their_node() -> None:
+@pytest.mark.parametrize("signing", [8, 1], ids=["all sign", "all but one only fetch"])
+def test_a_proven_node_brings_its_own_eight_so_that_its_neighbour_is_not_starved(signing: int) -> None:
     """Chunks and heads are asked for without a signature, on connections of their own."""
     gate = Gate(Limits())
     for node in (ALICE, BOB):
-        proven(gate, node)
-        for _ in range(7):
-            entered(gate)
-    assert gate.refused == {}
+        for number in range(8):
+            if number < signing:
+                proven(gate, node)
+            else:
+                entered(gate)
+    if signing == 8:
+        assert [entered(gate) for _ in range(8)]
+        assert gate.enter(HOME) is None
+    else:
+        assert gate.refused == {}
 
 
 def test_a_node_has_eight_connections_wherever_it_calls_from() -> None:
@@ -115,24 +112,16 @@ def test_this_machine_is_exempt_unless_it_is_said_otherwise() -> None:
 # -- requests ------------------------------------------------------------------------------------------------
 
 
-def test_a_burst_passes_and_then_the_rate_holds() -> None:
+def test_a_burst_passes_and_then_the_rate_holds_for_all_connections_of_an_address() -> None:
     gate = Gate(Limits())
-    guest = entered(gate)
+    guest, second, alice = entered(gate), entered(gate), proven(gate, ALICE)
     assert [gate.wait_s(guest, now=100.0) for _ in range(40)] == [0.0] * 40
     assert gate.wait_s(guest, now=100.0) == pytest.approx(1 / 20)
+    assert gate.wait_s(second, now=100.0) > 0.0
+    assert gate.wait_s(alice, now=100.0) == gate.wait_s(entered(gate, ELSEWHERE), now=100.0) == 0.0
     passed = sum(gate.wait_s(guest, now=100.0 + tick / 100) == 0.0 for tick in range(1, 1001))
     assert passed in (199, 200)
-    assert gate.refused["requests"] == 1001 - passed
-
-
-def test_connections_of_one_address_share_its_bucket_and_a_proven_node_has_its_own() -> None:
-    gate = Gate(Limits())
-    first, second, alice = entered(gate), entered(gate), proven(gate, ALICE)
-    for _ in range(40):
-        gate.wait_s(first, now=0.0)
-    assert gate.wait_s(second, now=0.0) > 0.0
-    assert gate.wait_s(alice, now=0.0) == 0.0
-    assert gate.wait_s(entered(gate, ELSEWHERE), now=0.0) == 0.0
+    assert gate.refused["requests"] == 1002 - passed
 
 
 def test_an_address_in_a_flood_of_addresses_is_forgotten_not_kept() -> None:
@@ -146,32 +135,21 @@ def test_new_keys_do_not_buy_an_address_new_bursts() -> None:
     """A node that proves another key with every request draws from what its address may ask in all."""
     limits = Limits()
     gate = Gate(limits)
-    guest = gate.enter("8.8.8.8")
-    assert guest is not None
-    let_in = 0
+    guest, let_in = entered(gate), 0
     for number in range(10_000):
         let_in += gate.wait_s(guest, now=0.0) == 0.0
         gate.prove(guest, NodeId(f"node-{number}"))
     assert let_in <= limits.burst * (1 + limits.nodes_per_address)
-    other = gate.enter("9.9.9.9")
-    assert other is not None
-    assert gate.wait_s(other, now=0.0) == 0.0
+    assert gate.wait_s(entered(gate, ELSEWHERE), now=0.0) == 0.0
 
 
 def test_a_node_that_has_proven_itself_may_ask_more_than_a_stranger() -> None:
     """A sampler of a small model takes many steps a second and must not be slowed down."""
     limits = Limits()
     gate = Gate(limits)
-    stranger, sampler = gate.enter("8.8.8.8"), gate.enter("9.9.9.9")
-    assert stranger is not None
-    assert sampler is not None
-    gate.prove(sampler, NodeId("sampler"))
-
-    def let_in(guest: Guest) -> int:
-        return sum(gate.wait_s(guest, now=0.0) == 0.0 for _ in range(1000))
-
-    assert let_in(stranger) == limits.burst
-    assert let_in(sampler) == limits.burst * limits.proven_share
+    for guest, share in ((entered(gate), 1), (proven(gate, ALICE, ELSEWHERE), limits.proven_share)):
+        let_in = sum(gate.wait_s(guest, now=0.0) == 0.0 for _ in range(1000))
+        assert let_in == limits.burst * share
 
 
 def test_large_bodies_count_as_several_requests_and_small_ones_of_others_pass() -> None:

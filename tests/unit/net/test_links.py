@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -97,6 +98,20 @@ async def hosts(*keys: SigningKey, tls: ServerTls | None = None) -> AsyncIterato
         yield found
 
 
+@asynccontextmanager
+async def linked(tls: ServerTls | None = None) -> AsyncIterator[list[Host]]:
+    """The hosts of KEY and OTHER_KEY, of which the first dialled the second."""
+    async with hosts(KEY, OTHER_KEY, tls=tls) as (one, two):
+        one.dial(two)
+        await until(lambda: one.live() and two.live())
+        yield [one, two]
+
+
+@pytest.fixture(params=["plain", "tls"])
+def tls(request: pytest.FixtureRequest, tmp_path: Path) -> ServerTls | None:
+    return load_or_create_tls(tmp_path) if request.param == "tls" else None
+
+
 async def as_long_as_five_dials() -> None:
     """Until two others have tried five times in vain to be linked: whoever else dials has come to it by then."""
     async with hosts(SigningKey.from_bytes(bytes([7]) * 32), SigningKey.from_bytes(bytes([8]) * 32)) as (one, two):
@@ -110,12 +125,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 0.02)
 
 
-@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
-async def test_both_ends_know_whom_they_are_linked_with(tmp_path: Path, encrypted: bool) -> None:
-    tls = load_or_create_tls(tmp_path) if encrypted else None
-    async with hosts(KEY, OTHER_KEY, tls=tls) as (one, two):
-        one.dial(two)
-        await until(lambda: one.live() and two.live())
+async def test_both_ends_know_whom_they_are_linked_with(tls: ServerTls | None) -> None:
+    async with linked(tls) as (one, two):
         assert (one.live(), two.live()) == ([OTHER_KEY.node_id], [KEY.node_id])
         (_, here), (_, there) = one.places[0], two.places[0]
         here.give(frame_of(b"one way"))
@@ -232,9 +243,7 @@ async def test_a_node_that_is_not_wanted_is_refused_until_it_is() -> None:
 
 async def test_a_barred_node_is_left_and_neither_let_in_nor_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 0.0)
-    async with hosts(KEY, OTHER_KEY) as (one, two):
-        one.dial(two)
-        await until(lambda: one.live() and two.live())
+    async with linked() as (one, two):
         two.links.bar(KEY.node_id)
         await until(lambda: two.station.refused["stream"] >= 2)
         assert two.live() == []
@@ -256,24 +265,17 @@ async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 
 async def test_a_new_link_takes_the_place_of_the_old_one() -> None:
     async with hosts(OTHER_KEY) as (two,):
-        socks = []
-        for _ in range(2):
-            said = framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(two)))
-            socks.append(await open_stream(two.address))
-            await send_all(socks[-1], said)
-            await receive_exactly(socks[-1], HEADER.size)
-        await until(lambda: len(two.places) == 2)
-        assert two.places[0][1].ends == [None]
-        assert two.places[1][1].ends == []
-        assert len(two.links) == 1
-        for sock in socks:
-            sock.close()
+        with await open_stream(two.address) as first, await open_stream(two.address) as second:
+            for sock in (first, second):
+                await send_all(sock, framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(two))))
+                await receive_exactly(sock, HEADER.size)
+            await until(lambda: len(two.places) == 2)
+            assert [place.ends for _, place in two.places] == [[None], []]
+            assert len(two.links) == 1
 
 
-async def test_a_link_comes_back_after_the_other_nodes_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with hosts(KEY, OTHER_KEY) as (one, two):
-        one.dial(two)
-        await until(lambda: one.live() and two.live())
+async def test_a_link_comes_back_after_the_other_nodes_restart() -> None:
+    async with linked() as (one, two):
         port = two.address.port
         await two.stop()
         await until(lambda: not one.live())
@@ -292,25 +294,16 @@ async def test_a_node_that_moved_is_dialled_where_it_is_said_to_be_last() -> Non
             nobody.bind(("127.0.0.1", 0))
             stale = Address(host="127.0.0.1", port=nobody.getsockname()[1])
             asked: list[Address] = []
-
-            def said() -> list[Address]:
-                asked.append(stale)
-                return [stale]
-
-            one.links.dial({OTHER_KEY.node_id: said})
+            one.links.dial({OTHER_KEY.node_id: lambda: asked.append(stale) or [stale]})  # type: ignore[func-returns-value]
             await until(lambda: len(asked) >= 2)
             one.dial(two)
             await until(one.live)
 
 
-@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("who", ["dialler", "dialled"])
-async def test_the_other_side_hears_at_once_of_links_that_are_closed(tmp_path: Path, encrypted: bool, who: str) -> None:
+async def test_the_other_side_hears_at_once_of_links_that_are_closed(tls: ServerTls | None, who: str) -> None:
     """In the midst of frames both ways, and without a word: the end of the socket says it."""
-    tls = load_or_create_tls(tmp_path) if encrypted else None
-    async with hosts(KEY, OTHER_KEY, tls=tls) as (one, two):
-        one.dial(two)
-        await until(lambda: one.live() and two.live())
+    async with linked(tls) as (one, two):
         for host in (one, two):
             host.places[0][1].give(*(frame_of(bytes(16_384)) for _ in range(200)))
         leaving, staying = (one, two) if who == "dialler" else (two, one)
@@ -322,9 +315,7 @@ async def test_the_other_side_hears_at_once_of_links_that_are_closed(tmp_path: P
 
 async def test_who_is_wanted_no_more_is_not_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 0.0)
-    async with hosts(KEY, OTHER_KEY) as (one, two):
-        one.dial(two)
-        await until(lambda: one.live() and two.live())
+    async with linked() as (one, two):
         one.links.dial({})
         two.links.end(KEY.node_id)
         await until(lambda: not one.live())
@@ -359,18 +350,14 @@ async def test_many_nodes_that_name_one_host_have_it_tried_once_and_another_host
         tried.append(address.host)
         raise PeerUnreachable("silent")
 
-    def at(number: int) -> Callable[[], list[Address]]:
-        def said() -> list[Address]:
-            asked.append(number)
-            return [Address(host=victim if number else other, port=7700 + number)]
-
-        return said
+    def at(number: int) -> list[Address]:
+        asked.append(number)
+        return [Address(host=victim if number else other, port=7700 + number)]
 
     async with hosts(KEY) as (one,):
-        links = Links(
-            replace(one.station, peer_at=silent, lan=lambda: lan), open_link=one._open_link, admits=lambda node: True
-        )
-        links.dial({NodeId(f"{number:032x}"): at(number) for number in reversed(range(256))})
+        station = replace(one.station, peer_at=silent, lan=lambda: lan)
+        links = Links(station, open_link=one._open_link, admits=lambda node: True)
+        links.dial({NodeId(f"{number:032x}"): partial(at, number) for number in reversed(range(256))})
         await until(lambda: len(asked) == 256)
         await links.close()
     assert sorted(tried) == sorted([victim, other])

@@ -10,7 +10,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import uvloop
@@ -60,48 +60,46 @@ def test_a_header_is_read_as_it_was_written() -> None:
     assert unpack_frame(frame.pack()) == frame
 
 
-async def both_ways(tls: ServerTls | None) -> None:
-    async with linked(tls) as (one, two):
-        out, back = payloads(60, seed=1), payloads(60, seed=2)
-        taken: list[int] = []
-        one.give(*(frame_of(p, index=i, sent=lambda i=i: taken.append(i)) for i, p in enumerate(out)))  # type: ignore[misc]
-        two.give(*(frame_of(p, type_=NOTE) for p in back))
-        await until(lambda: len(two.came) == len(out) and len(one.came) == len(back))
-        assert [payload for _, payload in two.came] == out
-        assert [payload for _, payload in one.came] == back
-        assert [frame.index for frame, _ in two.came] == taken == list(range(len(out)))
-        assert {(frame.version, frame.via) for frame, _ in two.came} == {(VERSION, b"\1" * 8)}
-        assert one.stream.sent_bytes == sum(HEADER.size + len(p) for p in out)
-        assert one.ends == two.ends == []
-
-
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_frames_of_all_sizes_come_whole_in_order_and_both_ways(
     tls: ServerTls | None, run: Callable[[Coroutine[Any, Any, None]], None]
 ) -> None:
-    run(both_ways(tls))
+    async def both_ways() -> None:
+        async with linked(tls) as (one, two):
+            out, back = payloads(60, seed=1), payloads(60, seed=2)
+            taken: list[int] = []
+            one.give(*(frame_of(p, index=i, sent=lambda i=i: taken.append(i)) for i, p in enumerate(out)))  # type: ignore[misc]
+            two.give(*(frame_of(p, type_=NOTE) for p in back))
+            await until(lambda: len(two.came) == len(out) and len(one.came) == len(back))
+            assert [payload for _, payload in two.came] == out
+            assert [payload for _, payload in one.came] == back
+            assert [frame.index for frame, _ in two.came] == taken == list(range(len(out)))
+            assert {(frame.version, frame.via) for frame, _ in two.came} == {(VERSION, b"\1" * 8)}
+            assert one.stream.sent_bytes == sum(HEADER.size + len(p) for p in out)
+            assert one.ends == two.ends == []
+
+    run(both_ways())
 
 
-async def test_a_frame_that_comes_byte_by_byte_comes_whole() -> None:
+@asynccontextmanager
+async def fed(place: Place) -> AsyncIterator[tuple[socket.socket, Place]]:
+    """The other end of a stream to `place`, to be written to by hand."""
     raw, sock = pair_of_sockets()
-    place = at(sock, Place())
-    for byte in frame_of(b"four", index=9).header + b"four" + Frame(NOTE, 0, v(0)).pack():
-        raw.send(bytes([byte]))
-        await asyncio.sleep(0)
-    await until(lambda: len(place.came) == 2)
-    assert [(frame.index, payload) for frame, payload in place.came] == [(9, b"four"), (0, b"")]
+    yield raw, at(sock, place)
     place.stream.close()
     raw.close()
 
 
-async def test_several_frames_in_one_segment_come_apart() -> None:
-    raw, sock = pair_of_sockets()
-    place = at(sock, Place())
-    raw.send(b"".join(frame_of(p).header + p for p in (b"a", b"", b"ccc" * 1000)))
-    await until(lambda: len(place.came) == 3)
-    assert [payload for _, payload in place.came] == [b"a", b"", b"ccc" * 1000]
-    place.stream.close()
-    raw.close()
+async def test_frames_come_whole_byte_by_byte_and_several_in_one_segment() -> None:
+    async with fed(Place()) as (raw, place):
+        for byte in frame_of(b"four", index=9).header + b"four" + Frame(NOTE, 0, v(0)).pack():
+            raw.send(bytes([byte]))
+            await asyncio.sleep(0)
+        await until(lambda: len(place.came) == 2)
+        assert [(frame.index, payload) for frame, payload in place.came] == [(9, b"four"), (0, b"")]
+        raw.send(b"".join(frame_of(p).header + p for p in (b"a", b"", b"ccc" * 1000)))
+        await until(lambda: len(place.came) == 5)
+        assert [payload for _, payload in place.came][2:] == [b"a", b"", b"ccc" * 1000]
 
 
 # -- ends ----------------------------------------------------------------------------------------------------
@@ -123,12 +121,10 @@ async def test_a_fault_of_who_receives_ends_the_link() -> None:
         def received(self, frame: Frame, payload: memoryview) -> None:
             raise ProtocolError("not this")
 
-    raw, sock = pair_of_sockets()
-    place = at(sock, Choosy())
-    raw.send(frame_of(b"x").header + b"x")
-    await until(lambda: place.ends)
-    assert isinstance(place.ends[0], ProtocolError)
-    raw.close()
+    async with fed(Choosy()) as (raw, place):
+        raw.send(frame_of(b"x").header + b"x")
+        await until(lambda: place.ends)
+        assert isinstance(place.ends[0], ProtocolError)
 
 
 async def test_the_other_sides_end_is_heard_once_and_nothing_is_sent_any_more(tls: ServerTls | None) -> None:
@@ -167,8 +163,7 @@ async def test_links_take_turns_chunk_by_chunk() -> None:
 async def test_notes_do_not_cost_a_turn() -> None:
     order: list[str] = []
     here, there = pair_of_sockets()
-    other = at(there, Place())
-    source = at(here, Place())
+    other, source = at(there, Place()), at(here, Place())
     notes = [frame_of(b"note", type_=NOTE) for _ in range(10)]
     source.give(*notes, frame_of(b"chunk", sent=lambda: order.append("chunk")))
     await until(lambda: order)
@@ -181,21 +176,21 @@ async def test_notes_do_not_cost_a_turn() -> None:
 # -- opening -------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_there() -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        with pytest.raises(PeerUnreachable, match="cannot be reached for a stream"):
-            await open_stream(Address(host="127.0.0.1", port=bound.getsockname()[1]))
-
-
-async def test_a_stream_is_opened_to_the_named_certificate_alone(certificate: ServerTls) -> None:
+@asynccontextmanager
+async def listening(certificate: ServerTls) -> AsyncIterator[tuple[NodeServer, int]]:
+    """A node's server that takes streams over TLS, and its port."""
     server = NodeServer([], dict, tls=certificate.context, on_stream=lambda incoming: asyncio.sleep(0))
     port = await server.start("127.0.0.1", 0)
     try:
-        with pytest.raises(PeerUnreachable, match="is not the one that was named"):
-            await open_stream(Address(host="127.0.0.1", port=port, fingerprint=b"f" * 32))
+        yield server, port
     finally:
         await server.stop()
+
+
+async def test_a_stream_is_opened_to_the_named_certificate_alone(certificate: ServerTls) -> None:
+    async with listening(certificate) as (_, port):
+        with pytest.raises(PeerUnreachable, match="is not the one that was named"):
+            await open_stream(Address(host="127.0.0.1", port=port, fingerprint=b"f" * 32))
 
 
 async def test_a_stream_goes_to_the_next_address_of_a_name_when_one_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +211,7 @@ async def test_a_stream_goes_to_the_next_address_of_a_name_when_one_refuses(monk
 
 @pytest.mark.parametrize("said", [b"\0echo-strean\n", PREAMBLE + b"no TLS at all" * 10])
 async def test_what_is_neither_http_nor_a_stream_is_closed_and_counted(certificate: ServerTls, said: bytes) -> None:
-    server = NodeServer([], dict, tls=certificate.context, on_stream=lambda incoming: asyncio.sleep(0))
-    port = await server.start("127.0.0.1", 0)
-    try:
+    async with listening(certificate) as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(said)
         try:
@@ -227,8 +220,6 @@ async def test_what_is_neither_http_nor_a_stream_is_closed_and_counted(certifica
             pass
         await until(lambda: server.refused() == {"handshake": 1})
         writer.close()
-    finally:
-        await server.stop()
 
 
 # -- pace ----------------------------------------------------------------------------------------------------
@@ -288,12 +279,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+def busy(clock: Clock, pace: Pace, *sizes: int) -> list[Link]:
+    """Links that send from now on, each in chunks of its size."""
+    links = [Link(pace, clock, size) for size in sizes]
+    for link in links:
+        link.wake()
+    return links
+
+
 @pytest.mark.parametrize("bytes_per_s", [1e5, 1.25e6, 1e8])
 def test_a_pace_keeps_its_rate_on_the_line_and_shares_it_alike(clock: Clock, bytes_per_s: float) -> None:
     pace = Pace(bytes_per_s)
-    links = [Link(pace, clock, 16_384) for _ in range(4)]
-    for link in links:
-        link.wake()
+    links = busy(clock, pace, *[16_384] * 4)
     clock.run_until(1010.0)
     of_payload = bytes_per_s / Pace.OVERHEAD
     burst = max(Pace.MIN_BURST_BYTES, Pace.BURST_S * of_payload)
@@ -304,9 +301,8 @@ def test_a_pace_keeps_its_rate_on_the_line_and_shares_it_alike(clock: Clock, byt
 
 def test_an_idle_hour_saves_up_no_more_than_a_burst(clock: Clock) -> None:
     pace = Pace(1e6)
-    link = Link(pace, clock, 1448)
     clock.run_until(4600.0)
-    link.wake()
+    busy(clock, pace, 1448)
     clock.run_until(4601.0)
     assert pace.total_bytes <= 1e6 / Pace.OVERHEAD + Pace.MIN_BURST_BYTES + 1448
 
@@ -331,15 +327,12 @@ def test_who_came_first_goes_first(clock: Clock) -> None:
 
 def test_bytes_are_shared_alike_whatever_one_sends_in_a_turn_and_however_many_come_later(clock: Clock) -> None:
     pace = Pace(1e7)
-    streams = [Link(pace, clock, size) for size in (1_000, 16_384, 16_384, 65_536, 262_144)]
-    for link in streams:
-        link.wake()
+    streams = busy(clock, pace, 1_000, 16_384, 16_384, 65_536, 262_144)
     clock.run_until(1010.0)
     before = [link.sent_bytes for link in streams]
     assert min(before[1:]) >= 0.95 * max(before[1:])
     assert before[0] > 0.2 * max(before), "one that sends less than a quantum in a turn still has all of its turns"
-    late = Link(pace, clock, 65_536)
-    late.wake()
+    (late,) = busy(clock, pace, 65_536)
     clock.run_until(1020.0)
     gained = [link.sent_bytes - had for link, had in zip(streams, before, strict=True)]
     assert late.sent_bytes == pytest.approx(gained[1], rel=0.05)
@@ -350,8 +343,7 @@ def test_one_that_does_not_come_when_it_is_woken_holds_nobody_up(clock: Clock) -
     pace.took("a", 10**6)
     for _ in range(100):
         assert not pace.admits("gone", lambda: None)
-    link = Link(pace, clock, 16_384)
-    link.wake()
+    (link,) = busy(clock, pace, 16_384)
     clock.run_until(1010.0)
     assert link.sent_bytes >= 8e6 / Pace.OVERHEAD
 
@@ -359,10 +351,9 @@ def test_one_that_does_not_come_when_it_is_woken_holds_nobody_up(clock: Clock) -
 def test_what_was_sent_while_nobody_waited_is_not_held_against_anybody(clock: Clock) -> None:
     """Neither a debt nor work: a turn is found in no more steps than there are names."""
     pace = Pace(1e6)
-    one, other = Link(pace, clock, 16_384), Link(pace, clock, 16_384)
-    one.wake()
+    (one,) = busy(clock, pace, 16_384)
     clock.run_until(1060.0)
-    other.wake()
+    (other,) = busy(clock, pace, 16_384)
     before = one.sent_bytes
     clock.run_until(1120.0)
     assert abs(one.sent_bytes - before - other.sent_bytes) <= Pace.MIN_BURST_BYTES + 2 * 16_384
@@ -370,9 +361,7 @@ def test_what_was_sent_while_nobody_waited_is_not_held_against_anybody(clock: Cl
 
 def test_a_cap_that_changes_is_kept_within_a_twentieth_before_and_after(clock: Clock) -> None:
     pace = Pace(1e3)
-    links = [Link(pace, clock, 1448) for _ in range(3)]
-    for link in links:
-        link.wake()
+    busy(clock, pace, *[1448] * 3)
     clock.run_until(clock.now + 1.0)
     assert pace.total_bytes * Pace.OVERHEAD > 30e3, "far ahead of so low a cap"
     for cap in (1e6, 2e6, 2.5e5, 1e6):
@@ -416,32 +405,53 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 WINDOW_S = 4.0
 """In which bytes are counted, by the virtual clock."""
+T = TypeVar("T")
+
+
+def measured(what: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(what)
+
+
+async def calls_for(seconds: float, call: Callable[[int], Coroutine[Any, Any, None]], *callers: int) -> None:
+    """Have each of the callers call on eight connections at once, for so long."""
+    calls = [asyncio.ensure_future(call(caller)) for caller in callers for _ in range(8)]
+    await asyncio.sleep(seconds)
+    for task in calls:
+        task.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+class Endless(Place):
+    """Always has the same to send."""
+
+    def pull(self) -> Outgoing:
+        return frame_of(bytes(16_384))
+
+
+"""In which bytes are counted, by the virtual clock."""
 
 
 @pytest.mark.parametrize("direction", ["upload", "download"])
 def test_bytes_of_a_real_stream_keep_a_cap_that_changes_while_it_runs(direction: str) -> None:
     async def measure() -> list[float]:
-        pace = Pace(1e6)
-        payload = bytes(16_384)
+        pace, shares = Pace(1e6), list[float]()
         # Not TCP: what was sent has arrived at once, however busy this machine is.
         there, here = pair_of_sockets()
-        with there, here:
-            sink = at(here, Place(), **({"download": pace} if direction == "download" else {}))
-            source = at(there, Endless(payload), **({"upload": pace} if direction == "upload" else {}))
-            measured = []
-            for cap in (1e6, 2e6, 5e5):
-                pace.change(cap)
-                await asyncio.sleep(1.0)  # What a socket's buffers held is through
-                before = len(sink.came)
-                await asyncio.sleep(WINDOW_S)
-                carried = (len(sink.came) - before) * (len(payload) + HEADER.size)
-                measured.append(carried * Pace.OVERHEAD / (WINDOW_S * cap))
-            source.stream.close()
-            sink.stream.close()
-        return measured
+        sink = at(here, Place(), **({"download": pace} if direction == "download" else {}))
+        source = at(there, Endless(), **({"upload": pace} if direction == "upload" else {}))
+        for cap in (1e6, 2e6, 5e5):
+            pace.change(cap)
+            await asyncio.sleep(1.0)  # What a socket's buffers held is through
+            before = len(sink.came)
+            await asyncio.sleep(WINDOW_S)
+            carried = (len(sink.came) - before) * (16_384 + HEADER.size)
+            shares.append(carried * Pace.OVERHEAD / (WINDOW_S * cap))
+        source.stream.close()
+        sink.stream.close()
+        return shares
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        assert runner.run(measure()) == pytest.approx([1.0, 1.0, 1.0], rel=0.05)
+    assert measured(measure()) == pytest.approx([1.0, 1.0, 1.0], rel=0.05)
 
 
 def test_four_streams_get_as_much_of_a_cap_on_what_is_received() -> None:
@@ -449,28 +459,26 @@ def test_four_streams_get_as_much_of_a_cap_on_what_is_received() -> None:
 
     async def measure() -> list[int]:
         pace = Pace(4e6)
-        payload = bytes(16_384)
         pairs = [pair_of_sockets() for _ in range(4)]
-        sources = [at(there, Endless(payload)) for there, _ in pairs]
+        sources = [at(there, Endless()) for there, _ in pairs]
         sinks = [at(here, Place(), download=pace) for _, here in pairs]
         await asyncio.sleep(10 * WINDOW_S)
         for place in (*sources, *sinks):
             place.stream.close()
         return [len(sink.came) for sink in sinks]
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        shares = runner.run(measure())
+    shares = measured(measure())
     assert min(shares) >= 0.9 * max(shares), shares
 
 
 @pytest.mark.parametrize("callers", [1, 8])
 def test_callers_over_http_leave_the_streams_their_share_of_what_is_sent(callers: int) -> None:
-    """Each caller asks for one body of 1 MiB after the other, on eight connections at once."""
+    """Each caller asks for one body of 1 MiB after the other."""
 
     async def measure() -> tuple[list[int], list[int]]:
         pace = Pace(4e6)
         pairs = [pair_of_sockets() for _ in range(8)]
-        sources = [at(there, Endless(bytes(16_384)), upload=pace) for there, _ in pairs]
+        sources = [at(there, Endless(), upload=pace) for there, _ in pairs]
         sinks = [at(here, Place()) for _, here in pairs]
         flowed = [0] * callers
 
@@ -479,82 +487,43 @@ def test_callers_over_http_leave_the_streams_their_share_of_what_is_sent(callers
                 await pace.flow(1 << 20, f"198.51.100.{number}")
                 flowed[number] += 1 << 20
 
-        calls = [asyncio.ensure_future(call(number)) for number in range(callers) for _ in range(8)]
-        await asyncio.sleep(20 * WINDOW_S)
-        for task in calls:
-            task.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        await calls_for(20 * WINDOW_S, call, *range(callers))
         for place in (*sources, *sinks):
             place.stream.close()
         return [len(sink.came) * 16_384 for sink in sinks], flowed
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        streamed, flowed = runner.run(measure())
+    streamed, flowed = measured(measure())
     # The bodies under way, of which a caller has eight, are not counted.
     assert min(streamed) >= 0.9 * max(max(streamed), *flowed), (streamed, flowed)
     assert max(flowed) >= 0.4 * max(streamed), (streamed, flowed)
 
 
-def test_bytes_that_weigh_more_take_more_of_their_callers_share() -> None:
-    async def measure() -> Counter[int]:
-        pace, flowed = Pace(4e6), Counter[int]()
+def test_bytes_that_weigh_more_take_more_of_their_callers_share_and_none_exceed_the_cap() -> None:
+    pace, flowed = Pace(4e6), Counter[int]()
 
-        async def call(weight: int) -> None:
-            while True:
-                await pace.flow(Pace.PIECE_BYTES, f"198.51.100.{weight}", weight=weight)
-                flowed[weight] += Pace.PIECE_BYTES
+    async def call(weight: int) -> None:
+        while True:
+            await pace.flow(Pace.PIECE_BYTES, f"198.51.100.{weight}", weight=weight)
+            flowed[weight] += Pace.PIECE_BYTES
 
-        calls = [asyncio.ensure_future(call(weight)) for weight in (1, 4) for _ in range(8)]
-        await asyncio.sleep(5 * WINDOW_S)
-        for task in calls:
-            task.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
-        return flowed
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        flowed = runner.run(measure())
+    measured(calls_for(5 * WINDOW_S, call, 1, 4))
     assert flowed[1] / flowed[4] == pytest.approx(4, rel=0.05)
+    assert flowed.total() * Pace.OVERHEAD == pytest.approx(5 * WINDOW_S * 4e6, rel=0.05)
 
 
 async def test_a_caller_that_hangs_up_books_no_more_than_it_got() -> None:
     pace = Pace(1.0)
-    calls = [asyncio.ensure_future(pace.flow(1 << 20, "198.51.100.1")) for _ in range(8)]
-    await asyncio.sleep(0)
-    for call in calls:
-        call.cancel()
-    await asyncio.gather(*calls, return_exceptions=True)
+    await calls_for(0, lambda _: pace.flow(1 << 20, "198.51.100.1"), 1)
     assert pace.total_bytes <= Pace.MIN_BURST_BYTES + Pace.PIECE_BYTES
     assert len(pace._turns) == 0
-
-
-class Endless(Place):
-    """Always has the same to send."""
-
-    def __init__(self, payload: bytes) -> None:
-        super().__init__()
-        self._payload = payload
-
-    def pull(self) -> Outgoing:
-        return frame_of(self._payload)
-
-
-async def test_flow_takes_its_time() -> None:
-    pace = Pace(10e6)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    await asyncio.gather(*(pace.flow(100_000) for _ in range(20)))
-    assert pace.total_bytes == 2_000_000
-    burst = max(Pace.MIN_BURST_BYTES, Pace.BURST_S * 10e6)
-    assert loop.time() - began >= (2_000_000 - burst - 100_000) / 10e6 - 0.002
 
 
 @pytest.mark.parametrize("direction", ["upload", "download"])
 async def test_a_capped_link_loses_nothing_and_stands_in_line_once(tls: ServerTls | None, direction: str) -> None:
     """At 60 MB/s a burst is larger than what is read in one turn."""
     pace = Pace(60e6)
-    sizes = [16_384] * 600
     draw = random.Random(5)
-    sent = [draw.randbytes(size) for size in sizes]
+    sent = [draw.randbytes(16_384) for _ in range(600)]
     longest = 0
     async with connected(tls) as (there, here):
         source = at(there, Place(), **({"upload": pace} if direction == "upload" else {}))
@@ -570,7 +539,7 @@ async def test_a_capped_link_loses_nothing_and_stands_in_line_once(tls: ServerTl
         await until(done, pause_s=0)
         took_s = asyncio.get_running_loop().time() - began
         assert [payload for _, payload in sink.came] == sent
-        assert took_s >= (sum(sizes) - Pace.BURST_S * 60e6 - 300_000) / 60e6
+        assert took_s >= (600 * 16_384 - Pace.BURST_S * 60e6 - 300_000) / 60e6
         assert longest <= 1
         source.stream.close()
         sink.stream.close()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from itertools import pairwise
 from pathlib import Path
-from random import Random
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ from swarm.cli.runs import _fetch
 from swarm.errors import UserError
 from swarm.join.link import MISLED_TRIES, LearnerLink
 from swarm.net.client import CONNECT_S
-from swarm.node.bootstrap import CERTIFICATE_S, FIND_S, RESOLVE_S, SAY_S, Bootstraps
+from swarm.node.bootstrap import CERTIFICATE_S, FIND_S, RESOLVE_S, SAY_S
 from swarm.node.hello import HELLO_S
 from swarm.node.identity import load_or_create_tls
 from swarm.node.network import NodeNetwork
@@ -26,7 +26,7 @@ from swarm.settings import LeadConfig
 from swarm.types import Address
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER
 from tests.builders import KEY, OTHER_KEY
-from tests.unit.node.test_bootstrap import bootstraps, line_for, member
+from tests.unit.node.test_bootstrap import bootstraps, closed_port, line_for, member
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-async def given_up(tmp_path: Path, text: str) -> tuple[str, list[str]]:
+async def given_up(tmp_path: Path, *texts: str) -> tuple[str, list[str]]:
     """The line with which `join` ends, and what it said before."""
     said: list[str] = []
     with pytest.raises(UserError) as caught:
-        await bootstraps(tmp_path, text).find(said.append)
+        await bootstraps(tmp_path, *texts).find(said.append)
     assert "\n" not in str(caught.value)
     return str(caught.value), said
 
@@ -69,10 +69,20 @@ async def first_line(tmp_path: Path, text: str) -> str:
     return line
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def deaf() -> Iterator[str]:
+    """Somebody who takes connections and says nothing; its host and port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@asynccontextmanager
+async def something_else(
+    said: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """What speaks no HTTP; its host and port."""
+    async with await asyncio.start_server(said, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 @asynccontextmanager
@@ -117,10 +127,14 @@ async def test_a_name_that_does_not_exist(tmp_path: Path) -> None:
 
 
 async def test_a_host_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes connections and says nothing is told of before the try has ended."""
     monkeypatch.setattr("swarm.node.bootstrap.CERTIFICATE_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        line = await first_line(tmp_path, f"https://127.0.0.1:{deaf.getsockname()[1]}")
-    assert "did not show a certificate within 0.05 s; is the address right, and do firewalls" in line
+    with deaf() as where:
+        line = await first_line(tmp_path, f"https://{where}")
+        assert "did not show a certificate within 0.05 s; is the address right, and do firewalls" in line
+        monkeypatch.setattr("swarm.node.bootstrap.SAY_S", 0.05)
+        line = await first_line(tmp_path, f"http://{where}")
+        assert "says nothing: it is busy, or no echo-node; is the port right?" in line
 
 
 async def test_no_route(tmp_path: Path) -> None:
@@ -147,21 +161,26 @@ async def test_packets_that_a_firewall_swallows(tmp_path: Path, monkeypatch: pyt
             assert "within 0.2 s; is the address right, and do firewalls and routers let the port through?" in line
 
 
-async def test_one_that_takes_connections_and_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user hears of it before the try has ended."""
-    monkeypatch.setattr("swarm.node.bootstrap.SAY_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        line = await first_line(tmp_path, f"http://127.0.0.1:{deaf.getsockname()[1]}")
-    assert "says nothing: it is busy, or no echo-node; is the port right?" in line
-
-
 async def test_one_that_hangs_up(tmp_path: Path) -> None:
-    def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
-        line = await first_line(tmp_path, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with something_else(hang_up) as where:
+        line = await first_line(tmp_path, f"https://{where}")
     assert "closed the connection and showed no certificate: it is no echo-node, or too many" in line
+
+
+@pytest.mark.parametrize("banner", [b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", b"\x00\xff\n"])
+async def test_a_port_of_another_program_is_called_so(tmp_path: Path, banner: bytes) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(banner)
+        await reader.read(1)
+        writer.close()
+
+    async with something_else(greet) as where:
+        line = await first_line(tmp_path, f"http://{where}")
+    assert "what answers there is no echo-node: is the port the one that `lead` printed?" in line
+    assert "\n" not in line
 
 
 def test_no_try_keeps_the_user_waiting_for_five_seconds() -> None:
@@ -175,8 +194,8 @@ async def test_two_lines_about_one_silence_do_not_take_turns(
     monkeypatch.setattr("swarm.node.bootstrap.SAY_S", 0.02)
     monkeypatch.setattr("swarm.node.hello.HELLO_S", 0.1)
     monkeypatch.setattr("swarm.node.bootstrap.FIND_S", 10.0)
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        _, said = await given_up(tmp_path, f"http://127.0.0.1:{deaf.getsockname()[1]}")
+    with deaf() as where:
+        _, said = await given_up(tmp_path, f"http://{where}")
     assert len(pauses) > 2
     assert ["says nothing" in line for line in said] == [True, False]
 
@@ -196,26 +215,6 @@ async def test_a_clock_that_is_off_is_told_and_keeps_nobody_out(
     assert "this machine's clock is 3:00:00 ahead of that of http://127.0.0.1" in ahead[0]
     assert "this machine's clock is 2:46:40 behind that of http://127.0.0.1" in behind[0]
     assert "timedatectl set-ntp true" in behind[0]
-
-
-async def test_a_plain_client_of_an_encrypted_node(tmp_path: Path) -> None:
-    async with member(KEY, tmp_path / "tls") as there:
-        line = await first_line(tmp_path, f"http://{there.authority}")
-    assert "it closed the connection without an answer; if it speaks TLS, name it as https://HOST:PORT" in line
-
-
-@pytest.mark.parametrize("banner", [b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", b"220 mail ESMTP\r\n", b"\x00\xff\n"])
-async def test_a_port_of_another_program_is_called_so(tmp_path: Path, banner: bytes) -> None:
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(banner)
-        await reader.read(1)
-        writer.close()
-
-    server = await asyncio.start_server(greet, "127.0.0.1", 0)
-    async with server:
-        line = await first_line(tmp_path, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    assert "what answers there is no echo-node: is the port the one that `lead` printed?" in line
-    assert "\n" not in line
 
 
 async def test_a_learner_that_is_down_is_waited_for(
@@ -246,28 +245,26 @@ async def test_who_never_answers_is_not_waited_for_for_ever(tmp_path: Path, paus
     line, said = await given_up(tmp_path, line_for(KEY, Address(host="127.0.0.1", port=closed_port())))
     assert "no node answered for 24 hours: ask the person who leads the swarm for a new one" in line
     assert FIND_S <= sum(pauses) < FIND_S + 400
+    assert 0.8 <= pauses[0] <= 1.2
+    assert all(later > earlier for earlier, later in pairwise(pauses[:8]))
+    assert all(240 <= pause <= 360 for pause in pauses[13:])
     assert len(said) == 1
 
 
 async def test_one_that_is_silent_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.node.bootstrap.HEAD_START_S", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        silent = [f"http://127.0.0.1:{deaf.getsockname()[1]}"] * 4
+    with deaf() as where:
         async with member(KEY) as there, asyncio.timeout(HELLO_S / 2):
-            assert (
-                await Bootstraps([*silent, there.url], tmp_path / "peers", random=Random(1)).greet()
-            ).address == there
+            found = await bootstraps(tmp_path, *[f"http://{where}"] * 4, there.url).greet()
+    assert found.address == there
 
 
 async def test_of_several_that_fail_one_is_told_of(tmp_path: Path, pauses: list[float]) -> None:
     """The first that was named, whichever was tried first."""
-    said: list[str] = []
-    ports = [closed_port() for _ in range(3)]
-    several = Bootstraps([f"http://127.0.0.1:{port}" for port in ports], tmp_path / "peers", random=Random(1))
-    with pytest.raises(UserError):
-        await several.find(said.append)
+    urls = [f"http://127.0.0.1:{closed_port()}" for _ in range(3)]
+    _, said = await given_up(tmp_path, *urls)
     assert len(pauses) > 10
-    assert [f"http://127.0.0.1:{ports[0]} cannot be reached" in line for line in said] == [True]
+    assert [f"{urls[0]} cannot be reached" in line for line in said] == [True]
 
 
 # -- what hardly any waiting mends ---------------------------------------------------------------------------
@@ -282,18 +279,14 @@ async def test_an_old_join_line(tmp_path: Path, pauses: list[float]) -> None:
     assert len(said) == 1
 
 
-async def test_another_certificate(tmp_path: Path) -> None:
-    async with member(KEY, tmp_path / "tls") as here:
-        before = Address(host=here.host, port=here.port, fingerprint=b"f" * 32)
-        line = await first_line(tmp_path, line_for(KEY, before))
-    assert "is not the one that was named" in line
-    assert "ask for its new join line" in line
-
-
-async def test_a_node_without_tls_where_it_was_named(tmp_path: Path) -> None:
-    async with member(KEY) as plain:
-        before = Address(host=plain.host, port=plain.port, fingerprint=b"f" * 32)
-        line = await first_line(tmp_path, line_for(KEY, before))
+async def test_another_certificate_or_none_than_was_named(tmp_path: Path) -> None:
+    async with member(KEY, tmp_path / "tls") as here, member(KEY) as plain:
+        line = await first_line(tmp_path, line_for(KEY, msgspec.structs.replace(here, fingerprint=b"f" * 32)))
+        assert "is not the one that was named" in line
+        assert "ask for its new join line" in line
+        line = await first_line(tmp_path, f"http://{here.authority}")
+        assert "it closed the connection without an answer; if it speaks TLS, name it as https://HOST:PORT" in line
+        line = await first_line(tmp_path, line_for(KEY, msgspec.structs.replace(plain, fingerprint=b"f" * 32)))
         assert "does not speak TLS, as was named; if it was set up again, ask for its new join line" in line
         line = await first_line(tmp_path, f"https://{plain.authority}")
         assert f"it is no echo-node, or one without encryption (--no-tls), named as {plain.url}" in line

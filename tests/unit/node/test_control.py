@@ -32,6 +32,13 @@ async def change(request: dict[str, Any]) -> str:
     raise AssertionError(request)
 
 
+ASK = {"max_staleness": 1}
+
+
+async def is_answered(run_dir: Path) -> bool:
+    return await ask_for(run_dir, ASK) == "max-staleness is 1"
+
+
 async def said(run_dir: Path, line: bytes) -> bytes:
     """What is answered to raw bytes."""
     reader, writer = await asyncio.open_unix_connection(str(run_dir / SOCKET))
@@ -41,10 +48,11 @@ async def said(run_dir: Path, line: bytes) -> bytes:
     return answer
 
 
-async def test_a_request_is_carried_out_and_said(tmp_path: Path) -> None:
-    async with control(tmp_path, change):
-        assert await ask_for(tmp_path, {"max_staleness": 3}) == "max-staleness is 3"
-        assert await ask_for(tmp_path, {"max_staleness": 4}) == "max-staleness is 4"
+def left_socket(run_dir: Path) -> socket.socket:
+    """One that a learner bound there, and that nobody listens at."""
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(run_dir / SOCKET))
+    return left
 
 
 @pytest.mark.parametrize(
@@ -54,7 +62,7 @@ async def test_a_refusal_says_why(tmp_path: Path, fault: str, line: str) -> None
     async with control(tmp_path, change):
         with pytest.raises(UserError, match=line):
             await ask_for(tmp_path, {"fail": fault})
-        assert await ask_for(tmp_path, {"max_staleness": 1}) == "max-staleness is 1"
+        assert await is_answered(tmp_path)
 
 
 async def test_what_is_no_request_does_no_harm(tmp_path: Path) -> None:
@@ -62,7 +70,7 @@ async def test_what_is_no_request_does_no_harm(tmp_path: Path) -> None:
         assert b"one JSON object" in await said(tmp_path, b"[1]\n")
         assert await said(tmp_path, b"{\n") == b""
         assert await said(tmp_path, b"1" * 2 * LINE_BYTES + b"\n") == b""
-        assert await ask_for(tmp_path, {"max_staleness": 1}) == "max-staleness is 1"
+        assert await is_answered(tmp_path)
 
 
 async def test_only_its_owner_may_use_it_and_it_is_gone_afterwards(tmp_path: Path) -> None:
@@ -70,41 +78,32 @@ async def test_only_its_owner_may_use_it_and_it_is_gone_afterwards(tmp_path: Pat
         assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
         assert is_served(tmp_path)
     assert not (tmp_path / SOCKET).exists()
-    with pytest.raises(UserError, match="no learner runs in"):
-        await ask_for(tmp_path, {"max_staleness": 1})
 
 
 async def test_a_path_longer_than_a_sockets_name(tmp_path: Path) -> None:
     run_dir = tmp_path / ("a" * 80) / ("b" * 80)
     run_dir.mkdir(parents=True)
     async with control(run_dir, change):
-        assert await ask_for(run_dir, {"max_staleness": 1}) == "max-staleness is 1"
+        assert await is_answered(run_dir)
 
 
-async def test_a_socket_that_a_killed_learner_left_hinders_nobody(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(tmp_path / SOCKET))
-    assert not is_served(tmp_path)
-    with pytest.raises(UserError, match="no learner runs in"):
-        await ask_for(tmp_path, {"max_staleness": 1})
-    async with control(tmp_path, change):
-        assert await ask_for(tmp_path, {"max_staleness": 1}) == "max-staleness is 1"
-
-
-async def test_a_directory_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+async def test_who_does_not_answer_and_why_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket that a killed learner left hinders nobody, and a learner that is slow is not said to be gone."""
     with pytest.raises(UserError, match="there is no directory"):
-        await ask_for(tmp_path / "nowhere", {"max_staleness": 1})
-
-
-async def test_a_learner_that_does_not_answer_is_not_said_to_be_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control_module, "CALL_S", 0.05)
-    with socket.socket(socket.AF_UNIX) as mute:
-        mute.bind(str(tmp_path / SOCKET))
-        mute.listen()
-        with pytest.raises(UserError, match="did not answer within"):
-            await ask_for(tmp_path, {"max_staleness": 1})
+        await ask_for(tmp_path / "nowhere", ASK)
+    with pytest.raises(UserError, match="no learner runs in"):
+        await ask_for(tmp_path, ASK)
+    with left_socket(tmp_path) as left:
+        assert not is_served(tmp_path)
+        with pytest.raises(UserError, match="no learner runs in"):
+            await ask_for(tmp_path, ASK)
+        left.listen()
+        with monkeypatch.context() as short:
+            short.setattr(control_module, "CALL_S", 0.05)
+            with pytest.raises(UserError, match="did not answer within"):
+                await ask_for(tmp_path, ASK)
+    async with control(tmp_path, change):
+        assert await is_answered(tmp_path)
 
 
 async def test_the_one_learner_that_runs_is_found_among_those_that_were_killed(
@@ -114,8 +113,7 @@ async def test_the_one_learner_that_runs_is_found_among_those_that_were_killed(
     killed, running, other = Path("runs/killed"), Path("runs/running"), Path("runs/other")
     for run_dir in (killed, running, other):
         run_dir.mkdir(parents=True)
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(killed / SOCKET))
+    left_socket(killed).close()
     with pytest.raises(UserError, match="no learners run under runs/ here"):
         _the_running_one()
     async with control(running, change):

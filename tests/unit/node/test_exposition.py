@@ -15,8 +15,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarm.net.client import METRICS_PATH
-from swarm.net.limits import Limits
-from swarm.net.server import NodeServer
 from swarm.node.exposition import EVERY, JOINED, LEARNER, OTHER, PREFIX, metrics_route
 from tests.monitoring import ALERTS, DASHBOARDS, alerts, expressions, needs_prometheus
 from tests.unit.node.test_network import learner
@@ -176,18 +174,6 @@ async def test_a_real_node_answers_without_our_protocol_and_within_its_limits(tm
             found = series_in(await answer.text())
     assert found["echo_node_fault", ()] == 0
     assert found["echo_node_weights_sent_bytes_total", ()] == 0
-
-
-async def test_who_asks_too_often_is_refused() -> None:
-    limits = Limits(requests_per_s=0.001, burst=2, exempt_loopback=False)
-    server = NodeServer([metrics_route(lambda: server.status())], of_a_learner, limits=limits)
-    port = await server.start("127.0.0.1", 0)
-    try:
-        async with aiohttp.ClientSession() as person:
-            answers = [await person.get(f"http://127.0.0.1:{port}{METRICS_PATH}") for _ in range(3)]
-        assert [answer.status for answer in answers] == [200, 200, 429]
-    finally:
-        await server.stop()
 
 
 # -- what speaks of it -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.reachability import DialBack
-from swarm.gossip.records import Exchange, GossipRules, Owner
+from swarm.gossip.records import Exchange, GossipRules, Owner, SignedRecord
 from swarm.lead.learner import LearnerNode
 from swarm.net.client import PeerClient, session_route
 from swarm.net.hosts import is_loopback
@@ -29,7 +30,7 @@ from swarm.node.identity import next_generation
 from swarm.node.network import NodeNetwork, advertised, own_hosts
 from swarm.settings import JoinConfig, LeadConfig
 from swarm.settings_file import load_config
-from swarm.types import Address, Role
+from swarm.types import Address, Role, SwarmId
 from swarm.wire import encode
 from tests.builders import KEY, OTHER_KEY
 from tests.unit.net.test_stream import Clock, Link
@@ -77,6 +78,13 @@ async def joined(directory: Path, bootstrap: str) -> AsyncIterator[NodeNetwork]:
         await node.stop()
 
 
+@asynccontextmanager
+async def two_nodes(directory: Path) -> AsyncIterator[tuple[NodeNetwork, NodeNetwork]]:
+    """A learner, and a relay that joined it."""
+    async with learner(directory / "learner") as lead, joined(directory / "one", lead.address.url) as one:
+        yield lead, one
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop run until `condition` holds; pytest's own time limit ends it if it never does."""
     while not condition():  # noqa: ASYNC110 - what is waited for is in a core, which knows no events
@@ -85,6 +93,14 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def publics(node: NodeNetwork) -> set[str]:
     return {public["node"] for public in node.status()["publics"]}
+
+
+def public_at(address: Address, swarm: str) -> SignedRecord:
+    """What OTHER_KEY may say of itself."""
+    owner = Owner(OTHER_KEY, SwarmId(swarm), "relay", generation=1, addresses=(address,))
+    owner.reachability = "public"
+    owner.issue()
+    return owner.signed
 
 
 async def test_nodes_find_one_another_call_back_and_say_goodbye(tmp_path: Path) -> None:
@@ -102,7 +118,7 @@ async def test_nodes_find_one_another_call_back_and_say_goodbye(tmp_path: Path) 
 
 async def test_a_second_session_is_another_life_and_is_believed(tmp_path: Path) -> None:
     """An engine that died starts a new session in the same process: its records must not repeat former orders."""
-    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
+    async with two_nodes(tmp_path) as (lead, one):
         await until(lambda: publics(lead) == {one.node})
         before = one.generation
         async with one.swarm(lead.key.public_bytes, ROUND_S):
@@ -127,11 +143,9 @@ async def test_a_public_that_speaks_another_protocol_is_one_that_does_not_answer
         async with learner(tmp_path / "learner") as lead:
             address = Address(host="127.0.0.1", port=port)
             swarm = lead.gossip.core.view.own.record.swarm
-            owner = Owner(OTHER_KEY, swarm, "relay", generation=1, addresses=())  # type: ignore[arg-type]
-            owner.reachability, owner.addresses = "public", (address,)
-            owner.issue()
             core = lead.gossip.core
-            lead.gossip.perform(core.introduced(owner.signed, address, now=asyncio.get_running_loop().time()))
+            record = public_at(address, swarm)
+            lead.gossip.perform(core.introduced(record, address, now=asyncio.get_running_loop().time()))
             peer = core.view.table.find(OTHER_KEY.node_id)
             assert peer is not None
             await until(lambda: peer.failures >= 2)
@@ -144,10 +158,10 @@ async def test_a_public_that_speaks_another_protocol_is_one_that_does_not_answer
 async def test_who_has_no_swarm_yet_calls_nobody_back_and_says_so(tmp_path: Path) -> None:
     node = network(tmp_path / "node", "relay", "127.0.0.1:9")
     port = await node.start([], node.status, on_stream=refuse_stream)
+    asked = {"/v1/dial-back": encode(DialBack(port=1, fingerprint=b"")), "/v1/gossip": b"\x90"}
     try:
         async with PeerClient(Address(host="127.0.0.1", port=port), key=OTHER_KEY, server=node.node) as peer:
-            for path in ("/v1/dial-back", "/v1/gossip"):
-                body = encode(DialBack(port=1, fingerprint=b"")) if path == "/v1/dial-back" else b"\x90"
+            for path, body in asked.items():
                 with pytest.raises(PeerUnreachable, match="has not found its swarm yet"):
                     await peer.post(path, body, cap_bytes=1000, timeout_s=5.0)
     finally:
@@ -179,7 +193,7 @@ async def test_a_full_disk_is_no_reason_to_leave(tmp_path: Path, monkeypatch: py
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
+    async with two_nodes(tmp_path) as (lead, one):
         monkeypatch.setattr(one, "_say", said.append)
         monkeypatch.setattr(one.bootstraps, "remember", full)
         monkeypatch.setattr("swarm.node.network.raise_generation", full)
@@ -188,13 +202,6 @@ async def test_a_full_disk_is_no_reason_to_leave(tmp_path: Path, monkeypatch: py
         await until(lambda: publics(lead) == {one.node})
     assert "may be banned" in said[0]
     assert "cannot write down peers" in said[1]
-
-
-async def test_addresses_that_no_stranger_may_name_are_not_dialable(tmp_path: Path) -> None:
-    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
-        assert one.station.dialable(lead.address)
-        for host in ("169.254.169.254", "fe80::1", "router.home"):
-            assert not one.station.dialable(Address(host=host, port=80))
 
 
 async def test_other_ports_of_a_private_bootstrap_are_seldom_tried_without_lan(tmp_path: Path) -> None:
@@ -214,12 +221,9 @@ async def test_other_ports_of_a_private_bootstrap_are_seldom_tried_without_lan(t
 
 async def test_the_learner_is_called_where_a_bootstrap_found_it_last(tmp_path: Path) -> None:
     """Its name may lead elsewhere than at the start, and nobody else is there to tell."""
-    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
+    async with two_nodes(tmp_path) as (lead, one):
         assert one._greeting is not None
-        found = one._greeting
-        one._greeting = type(found)(
-            hello=found.hello, signed=found.signed, learner=found.learner, address=Address(host="127.0.0.1", port=9)
-        )
+        one._greeting = replace(one._greeting, address=Address(host="127.0.0.1", port=9))
         await one.look_again()
         assert one.learner()[1][-1] == lead.address
 
@@ -229,12 +233,21 @@ async def test_the_learner_is_called_where_a_bootstrap_found_it_last(tmp_path: P
     [
         ({"host": "10.0.0.7"}, "10.0.0.7:7700"),
         ({"host": "0.0.0.0", "advertise": "learner.example"}, "learner.example:7700"),
-        ({"host": "0.0.0.0", "advertise": "learner.example:80"}, "learner.example:80"),
         ({"host": "0.0.0.0", "advertise": "[2001:db8::7]:80"}, "[2001:db8::7]:80"),
     ],
 )
 def test_what_others_dial(settings: dict[str, Any], found: str) -> None:
     assert advertised(LeadConfig(port=7700, **settings), 7700, b"").authority == found
+    with pytest.raises(UserError, match="is not an address"):
+        advertised(LeadConfig(**{"port": 7700, **settings, "advertise": "no host"}), 7700, b"")
+
+
+def test_own_addresses_are_none_of_loopback_and_of_the_family_that_is_listened_in() -> None:
+    assert not any(map(is_loopback, own_hosts()))
+    here = {host: advertised(LeadConfig(host=host, port=7700), 7700, b"").host for host in ("::", "0.0.0.0")}
+    assert ":" in here["::"]
+    assert ":" not in here["0.0.0.0"]
+    assert here["0.0.0.0"] in (*own_hosts(), "127.0.0.1")
 
 
 def line_of(directory: Path, **settings: Any) -> list[str]:
@@ -257,11 +270,6 @@ def test_a_join_line_has_all_addresses_that_others_may_reach(tmp_path: Path, mon
     assert line_of(tmp_path / "c", host="10.0.0.2") == ["10.0.0.2:7700"]
     assert line_of(tmp_path / "e", host="::") == ["10.0.0.3:7700"], "of the family that it listens in"
     assert line_of(tmp_path / "d", host="127.0.0.1") == ["127.0.0.1:7700"]
-
-
-def test_own_addresses_are_none_of_loopback() -> None:
-    assert not any(map(is_loopback, own_hosts()))
-    assert advertised(LeadConfig(host="0.0.0.0", port=7700), 7700, b"").host in (*own_hosts(), "127.0.0.1")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
@@ -303,7 +311,7 @@ async def test_a_node_for_whose_record_there_is_no_room_stays_a_leaf_and_is_told
     monkeypatch.setattr("swarm.gossip.table.open_host", lambda host: host)
     monkeypatch.setattr("swarm.gossip.table.MAX_PER_HOST", 1)
     told: list[str] = []
-    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
+    async with two_nodes(tmp_path) as (lead, one):
         await until(lambda: publics(lead) == {one.node} and publics(one) == {lead.node})
         async with joined(tmp_path / "two", lead.address.url) as two:
             monkeypatch.setattr(two.gossip, "_emit", lambda kind, **fields: told.append(kind))
@@ -317,13 +325,13 @@ async def test_a_claimed_address_gets_no_stream_and_is_not_remembered_before_it_
 ) -> None:
     monkeypatch.setattr("swarm.node.network.CACHE_EVERY_S", 0.01)
     remembered: list[list[Address]] = []
-    async with learner(tmp_path / "learner") as lead, joined(tmp_path / "one", lead.address.url) as one:
+    async with two_nodes(tmp_path) as (lead, one):
+        for host in ("169.254.169.254", "fe80::1", "router.home"):
+            assert not one.station.dialable(Address(host=host, port=80))
+        assert one.station.dialable(lead.address)
         await until(lambda: publics(lead) == {one.node} and bool(lead.public_at(one.node)))
         claim = Address(host="20.66.66.66", port=22)
-        liar = Owner(OTHER_KEY, swarm_id_of(lead.key.public_bytes), "relay", generation=1, addresses=(claim,))
-        liar.reachability = "public"
-        liar.issue()
-        said = Exchange(records=(liar.signed.sealed,), asks=0)
+        said = Exchange(records=(public_at(claim, swarm_id_of(lead.key.public_bytes)).sealed,), asks=0)
         lead.gossip.core.receive(OTHER_KEY.node_id, said, host="127.0.0.1", now=time.monotonic())
         assert OTHER_KEY.node_id in publics(lead)
         assert lead.public_at(OTHER_KEY.node_id) == []
@@ -335,16 +343,6 @@ async def test_a_claimed_address_gets_no_stream_and_is_not_remembered_before_it_
         assert lead.public_at(OTHER_KEY.node_id) == [claim]
 
 
-def test_all_interfaces_of_one_family_are_advertised_in_that_family() -> None:
-    assert ":" in advertised(LeadConfig(host="::", port=7700), 7700, b"").host
-    assert ":" not in advertised(LeadConfig(host="0.0.0.0", port=7700), 7700, b"").host
-
-
-def test_what_is_no_address_cannot_be_advertised() -> None:
-    with pytest.raises(UserError, match="is not an address"):
-        advertised(LeadConfig(host="0.0.0.0", port=7700, advertise="no host"), 7700, b"")
-
-
 def _order_known(lead: NodeNetwork, node: NodeNetwork) -> int:
     peer = lead.gossip.core.view.table.find(node.node)
     return peer.signed.order if peer is not None else -1
@@ -352,26 +350,16 @@ def _order_known(lead: NodeNetwork, node: NodeNetwork) -> int:
 
 # -- caps ----------------------------------------------------------------------------------------------------
 
-CAP_MBIT = 8.0
 WINDOW_S = 5.0
-
-
-LEARNER = load_config(LeadConfig, None, {"max_upload": CAP_MBIT})
-SAMPLER = load_config(
-    JoinConfig, None, {"max_upload": CAP_MBIT, "max_download": 2 * CAP_MBIT, "bootstrap": "127.0.0.1"}
-)
+LEARNER = load_config(LeadConfig, None, {"max_upload": 8.0})
+SAMPLER = load_config(JoinConfig, None, {"max_upload": 8.0, "max_download": 16.0, "bootstrap": "127.0.0.1"})
 
 
 @pytest.mark.parametrize(
-    ("config", "direction", "mbit"),
-    [(LEARNER, "upload", CAP_MBIT), (SAMPLER, "upload", CAP_MBIT), (SAMPLER, "download", 2 * CAP_MBIT)],
+    ("config", "direction", "mbit"), [(LEARNER, "upload", 8.0), (SAMPLER, "upload", 8.0), (SAMPLER, "download", 16.0)]
 )
 def test_a_cap_that_the_user_gave_is_kept_over_every_five_seconds(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    config: LeadConfig | JoinConfig,
-    direction: str,
-    mbit: float,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: LeadConfig | JoinConfig, direction: str, mbit: float
 ) -> None:
     """To the learner as to all others, on the line, by eight links that always have something to send."""
     node = NodeNetwork(tmp_path, "relay", config, say=print, emit=lambda kind, **fields: None)

@@ -37,13 +37,10 @@ def test_a_key_is_made_once_and_readable_by_its_owner_alone(tmp_path: Path) -> N
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert load_or_create_key(tmp_path / "identity").node_id == first.node_id
     assert load_or_create_key(tmp_path / "another").node_id != first.node_id
-
-
-def test_a_file_that_is_no_key_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "node.key").write_bytes(b"short")
+    path.write_bytes(b"short")
     with pytest.raises(UserError, match="is not a node key"):
-        load_or_create_key(tmp_path)
-    assert (tmp_path / "node.key").read_bytes() == b"short"
+        load_or_create_key(tmp_path / "identity")
+    assert path.read_bytes() == b"short", "it is not overwritten"
 
 
 def test_each_start_is_a_new_generation(tmp_path: Path) -> None:
@@ -79,6 +76,9 @@ def test_a_state_directory_has_one_holder_at_a_time(tmp_path: Path) -> None:
         StateDirectory.claim(tmp_path / "state")
     first.release()
     StateDirectory.claim(tmp_path / "state").release()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot use the state directory"):
+        StateDirectory.claim(tmp_path / "file")
 
 
 def test_without_a_wish_a_node_takes_the_next_free_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,16 +89,10 @@ def test_without_a_wish_a_node_takes_the_next_free_directory(tmp_path: Path, mon
     with pytest.raises(UserError, match="pass --state-dir"):
         StateDirectory.claim(None)
     held[1].release()
-    again = StateDirectory.claim(None)
-    assert again.path.name == "sampler-1"
-    for state in (held[0], again, held[2]):
+    held[1] = StateDirectory.claim(None)
+    assert held[1].path.name == "sampler-1"
+    for state in held:
         state.release()
-
-
-def test_a_state_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot use the state directory"):
-        StateDirectory.claim(tmp_path / "file")
 
 
 # -- addresses -----------------------------------------------------------------------------------------------

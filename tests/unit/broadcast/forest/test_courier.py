@@ -27,13 +27,23 @@ def routes(parents: list[NodeId | None], children: list[list[NodeId]]) -> Routin
     )
 
 
-def courier(count: int, plan: Routing, *, held: bytes = b"") -> TreeCourier:
-    return TreeCourier(count=count, learner=LEARNER, routes=plan, held=held, random=Random(1))
+def courier(count: int, plan: Routing, *joined: NodeId, held: bytes = b"") -> TreeCourier:
+    core = TreeCourier(count=count, learner=LEARNER, routes=plan, held=held, random=Random(1))
+    for peer in joined:
+        core.join(peer, leaf=False, now=0.0)
+    return core
 
 
-def source(count: int, children: list[list[NodeId]]) -> TreeCourier:
+def source(count: int, children: list[list[NodeId]], *joined: NodeId) -> TreeCourier:
+    """One that holds everything; its children are joined, or who is named."""
     held = ((1 << count) - 1).to_bytes(-(-count // 8), "little")
-    return courier(count, routes([None] * len(children), children), held=held)
+    plan = routes([None] * len(children), children)
+    return courier(count, plan, *(joined or [peer for of in children for peer in of]), held=held)
+
+
+def came(core: TreeCourier, sender: NodeId, *indices: int, now: float = 0.0) -> None:
+    for index in indices:
+        core.arrived(sender, index, Kind.FRESH, None, now=now)
 
 
 def drained(core: TreeCourier, peer: NodeId, now: float = 0.0, most: int = 1000) -> list[Note | Send]:
@@ -62,8 +72,6 @@ def ticked(core: TreeCourier, start: float, end: float) -> float:
 
 def test_a_source_sends_each_stripe_to_its_children_in_order() -> None:
     core = source(6, [[A], [B]])
-    for peer in (A, B):
-        core.join(peer, leaf=False, now=0.0)
     assert core.ready() == [A, B]
     assert indices(drained(core, A)) == [0, 2, 4]
     assert indices(drained(core, B)) == [1, 3, 5]
@@ -71,37 +79,18 @@ def test_a_source_sends_each_stripe_to_its_children_in_order() -> None:
 
 
 def test_a_chunk_goes_on_to_the_children_of_its_stripe_and_no_others() -> None:
-    core = courier(6, routes([PARENT, PARENT], [[A], [B]]))
-    for peer in (PARENT, A, B):
-        core.join(peer, leaf=False, now=0.0)
+    core = courier(6, routes([PARENT, PARENT], [[A], [B]]), PARENT, A, B)
     core.ready()
-    core.arrived(PARENT, 3, Kind.FRESH, None, now=1.0)
+    came(core, PARENT, 3, now=1.0)
     assert core.ready() == [B]
     assert drained(core, B) == [Send(3, Kind.FRESH)]
     assert drained(core, A) == drained(core, PARENT) == []
-    core.arrived(PARENT, 3, Kind.FRESH, None, now=1.0)
+    came(core, PARENT, 3, now=1.0)
     assert drained(core, B) == []
-
-
-def test_a_child_that_takes_nothing_delays_no_other() -> None:
-    core = source(400, [[A, B, C]])
-    for peer in (A, B, C):
-        core.join(peer, leaf=False, now=0.0)
-    found: list[int] = []
-    for _ in range(800):
-        for peer in (A, B):
-            frame = core.next_for(peer, now=0.0)
-            if isinstance(frame, Send):
-                core.sent(peer, frame, now=0.0)
-                found.append(frame.index)
-    assert sorted(found) == sorted([*range(400)] * 2)
-    assert len(indices(drained(core, C))) == 400
 
 
 def test_links_stay_abreast_while_the_others_move() -> None:
     core = source(100, [[A], [B], [C]])
-    for peer in (A, B, C):
-        core.join(peer, leaf=False, now=0.0)
     ahead = indices(drained(core, A))
     assert max(ahead) == LEAD_ROUNDS * 3
     core.ready()
@@ -112,8 +101,6 @@ def test_links_stay_abreast_while_the_others_move() -> None:
 
 def test_where_half_of_the_links_stand_still_the_others_walk_on() -> None:
     core = source(64, [[A], [B]])
-    for peer in (A, B):
-        core.join(peer, leaf=False, now=0.0)
     got = indices(drained(core, A))
     now = 0.0
     while len(got) < 32 and now < 30.0:
@@ -124,7 +111,6 @@ def test_where_half_of_the_links_stand_still_the_others_walk_on() -> None:
 
 def test_what_a_child_says_to_hold_is_not_sent() -> None:
     core = source(8, [[A]])
-    core.join(A, leaf=False, now=0.0)
     core.heard(A, Have(bitmap=b"\x0f"), now=0.0)
     assert indices(drained(core, A)) == [4, 5, 6, 7]
     core.heard(A, Complete(), now=0.0)
@@ -132,11 +118,9 @@ def test_what_a_child_says_to_hold_is_not_sent() -> None:
 
 
 def test_who_comes_back_says_what_it_holds_and_is_whole_when_it_is() -> None:
-    core = courier(4, routes([PARENT], [[]]), held=b"\x03")
-    core.join(PARENT, leaf=False, now=0.0)
+    core = courier(4, routes([PARENT], [[]]), PARENT, held=b"\x03")
     assert drained(core, PARENT) == [Have(bitmap=b"\x03")]
-    core.arrived(PARENT, 2, Kind.FRESH, None, now=0.0)
-    core.arrived(PARENT, 3, Kind.FRESH, None, now=0.0)
+    came(core, PARENT, 2, 3)
     assert core.complete
     assert drained(core, PARENT) == [Complete()]
     core.tick(now=10.0)
@@ -144,8 +128,7 @@ def test_who_comes_back_says_what_it_holds_and_is_whole_when_it_is() -> None:
 
 
 def test_a_child_of_a_new_plan_is_sent_what_it_does_not_say_to_hold() -> None:
-    core = source(6, [[]])
-    core.join(A, leaf=False, now=0.0)
+    core = source(6, [[]], A)
     core.set_routes(routes([None], [[A]]), now=10.0)
     drained(core, A, most=2)
     core.heard(A, Have(bitmap=b"\x07"), now=10.1)
@@ -153,23 +136,19 @@ def test_a_child_of_a_new_plan_is_sent_what_it_does_not_say_to_hold() -> None:
 
 
 def test_a_new_parent_is_told_what_is_held_and_an_old_one_sends_no_more() -> None:
-    child = courier(6, routes([PARENT], [[A]]))
-    for peer in (PARENT, A, B):
-        child.join(peer, leaf=False, now=0.0)
-    child.arrived(PARENT, 0, Kind.FRESH, None, now=0.0)
+    child = courier(6, routes([PARENT], [[A]]), PARENT, A, B)
+    came(child, PARENT, 0)
     child.set_routes(routes([B], [[]]), now=1.0)
     assert drained(child, B) == [Have(bitmap=b"\x01")]
     assert drained(child, A) == []
 
 
 def test_a_want_is_served_at_once_or_when_the_chunk_comes() -> None:
-    core = courier(8, routes([PARENT], [[]]))
-    for peer in (PARENT, A):
-        core.join(peer, leaf=False, now=0.0)
-    core.arrived(PARENT, 1, Kind.FRESH, None, now=0.0)
+    core = courier(8, routes([PARENT], [[]]), PARENT, A)
+    came(core, PARENT, 1)
     core.heard(A, Want(indices=(1, 5)), now=0.0)
     assert drained(core, A) == [Have(bitmap=b"\x02"), Send(1, Kind.COPY)]
-    core.arrived(PARENT, 5, Kind.FRESH, None, now=1.0)
+    came(core, PARENT, 5, now=1.0)
     assert core.ready() == [A]
     assert drained(core, A) == [Send(5, Kind.COPY)]
 
@@ -180,11 +159,8 @@ def wants(core: TreeCourier, peers: list[NodeId], now: float) -> dict[NodeId, tu
 
 
 def test_an_orphan_pulls_its_stripe_as_far_as_the_others_are() -> None:
-    core = courier(20, routes([PARENT, A], [[], [C]]))
-    for peer in (PARENT, A, B, C, LEARNER):
-        core.join(peer, leaf=False, now=0.0)
-    for index in range(0, 10, 2):
-        core.arrived(PARENT, index, Kind.FRESH, None, now=0.5)
+    core = courier(20, routes([PARENT, A], [[], [C]]), PARENT, A, B, C, LEARNER)
+    came(core, PARENT, *range(0, 10, 2), now=0.5)
     core.heard(B, Have(bitmap=b"\xff\xff\xff"), now=0.5)
     core.leave(A, now=1.0)
     now = ticked(core, 1.0, 1.0 + ORPHAN_S + TICK_S)
@@ -194,9 +170,7 @@ def test_an_orphan_pulls_its_stripe_as_far_as_the_others_are() -> None:
 
 
 def test_a_chunk_that_the_parent_passed_over_is_asked_for_elsewhere_and_at_last_of_the_learner() -> None:
-    core = courier(40, routes([PARENT, A], [[], []]))
-    for peer in (PARENT, A, LEARNER):
-        core.join(peer, leaf=False, now=0.0)
+    core = courier(40, routes([PARENT, A], [[], []]), PARENT, A, LEARNER)
     now = 0.0
     asked: list[tuple[NodeId, tuple[int, ...]]] = []
     for index in range(40):
@@ -212,10 +186,8 @@ def test_a_chunk_that_the_parent_passed_over_is_asked_for_elsewhere_and_at_last_
 
 
 def test_a_silent_parent_is_given_up_after_a_while() -> None:
-    core = courier(8, routes([PARENT], [[]]))
-    for peer in (PARENT, LEARNER):
-        core.join(peer, leaf=False, now=0.0)
-    core.arrived(PARENT, 0, Kind.FRESH, None, now=0.0)
+    core = courier(8, routes([PARENT], [[]]), PARENT, LEARNER)
+    came(core, PARENT, 0)
     now = ticked(core, 0.0, SILENT_S - TICK_S)
     assert wants(core, [PARENT, LEARNER], now) == {}
     now = ticked(core, now, now + 3 * TICK_S)
@@ -224,9 +196,7 @@ def test_a_silent_parent_is_given_up_after_a_while() -> None:
 
 
 def test_nothing_that_a_peer_says_breaks_a_cap() -> None:
-    core = courier(1000, routes([PARENT], [[A]]))
-    for peer in (PARENT, A):
-        core.join(peer, leaf=False, now=0.0)
+    core = courier(1000, routes([PARENT], [[A]]), PARENT, A)
     for number in range(100):
         first = number * MAX_INDICES
         core.heard(A, Want(indices=tuple(range(first, first + MAX_INDICES))), now=0.0)
@@ -235,16 +205,13 @@ def test_nothing_that_a_peer_says_breaks_a_cap() -> None:
         assert within_caps(core)
     core.heard(B, Complete(), now=0.0)
     core.leave(B, now=0.0)
-    core.arrived(B, 0, Kind.FRESH, None, now=0.0)
+    came(core, B, 0)
     assert core.next_for(B, now=0.0) is None
 
 
 def test_at_the_end_the_last_chunks_of_a_slow_parent_are_pulled_from_who_is_whole() -> None:
-    core = courier(40, routes([PARENT], [[]]))
-    for peer in (PARENT, A, LEARNER):
-        core.join(peer, leaf=False, now=0.0)
-    for index in range(30):
-        core.arrived(PARENT, index, Kind.FRESH, None, now=0.5)
+    core = courier(40, routes([PARENT], [[]]), PARENT, A, LEARNER)
+    came(core, PARENT, *range(30), now=0.5)
     core.heard(LEARNER, Complete(), now=0.5)
     core.heard(A, Complete(), now=1.0)
     now = ticked(core, 1.0, 3.0)
@@ -253,7 +220,6 @@ def test_at_the_end_the_last_chunks_of_a_slow_parent_are_pulled_from_who_is_whol
 
 def test_a_source_knows_what_its_children_hold() -> None:
     core = source(10, [[A], []])
-    core.join(A, leaf=False, now=0.0)
     core.heard(A, Have(bitmap=bytes([0b11, 0])), now=0.0)
     assert (core.held_by(A), core.held_by(B)) == (2, 0)
     core.heard(A, Complete(), now=1.0)

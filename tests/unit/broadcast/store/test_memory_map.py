@@ -29,22 +29,18 @@ REGIONS = regions_of(MIXED_LAYOUT)
 
 
 @pytest.fixture
-def publisher(tmp_path: Path) -> Publisher:
-    return Publisher(tmp_path / "learner")
-
-
-@pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(2) as pool:
         yield pool
 
 
 class Machine:
-    """A receiver's disk and memory, and the map on them."""
+    """A receiver's disk and memory, the map on them, and the learner that it follows."""
 
     def __init__(self, directory: Path) -> None:
         self.memory = directory / "memory"
         self.memory.mkdir()
+        self.publisher = Publisher(directory / "learner")
         self.store = receiver_store(directory / "receiver")
         self.map = open_in_memory(self.store, self.memory)
 
@@ -54,6 +50,18 @@ class Machine:
         self.store.keep_from = self.map.log_from
         self.store.prune()
         return held
+
+    def follow(self, *numbers: int) -> HeldVersion:
+        """Take these versions, each when it is published. Return the last."""
+        return [self.take(self.publisher.publish(number)) for number in numbers][-1]
+
+    def fill(self, version: HeldVersion) -> None:
+        """Take a version by regions, as one that was away for long."""
+        begin(self.store, version)
+        self.map.begin_fill(version)
+        for index in self.map.lacking(version.table):
+            assert self.map.put_region(index, "raw", within(self.publisher.history[version.head.version], index))
+        self.map.finish()
 
     def copy_out(self) -> None:
         assert self.map.copy_out(threading.Event())
@@ -71,8 +79,16 @@ class Machine:
         self.memory.mkdir()
         return self.killed()
 
+    def holds(self, number: int) -> bool:
+        return self.map.version == v(number) and self.content() == self.publisher.history[v(number)]
+
     def content(self) -> bytes:
         return self.map.path.read_bytes()
+
+
+def within(weights: bytes, index: int) -> bytes:
+    """A region of them."""
+    return weights[REGIONS[index].start :][: REGIONS[index].nbytes]
 
 
 @pytest.fixture
@@ -80,20 +96,23 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+@pytest.fixture
+def publisher(machine: Machine) -> Publisher:
+    return machine.publisher
+
+
 def test_versions_arrive_bit_for_bit_sparse_dense_and_in_full(publisher: Publisher, machine: Machine) -> None:
     for number in range(6):
         publisher.changed_words = 400_000 if number == 3 else 2000
-        version = publisher.publish(number, full=number == 4)
-        machine.take(version)
-        assert machine.map.version == v(number)
-        assert machine.content() == publisher.history[v(number)]
+        machine.take(publisher.publish(number, full=number == 4))
+        assert machine.holds(number)
         assert not list(machine.store.directory.glob("weights.redo"))
 
 
 def test_what_was_decoded_ahead_is_what_is_applied(
     publisher: Publisher, machine: Machine, pool: ThreadPoolExecutor
 ) -> None:
-    machine.take(publisher.publish(0))
+    machine.follow(0)
     version = publisher.publish(1)
     held = begin(machine.store, version)
     regions = WholeRegions(held)
@@ -126,13 +145,13 @@ def test_nothing_is_decoded_ahead_without_the_base(
     machine.take(second)
     assert machine.map.decode_ahead(held, range(len(REGIONS)), pool)
     machine.map.apply(held)
-    assert machine.content() == publisher.history[v(2)]
+    assert machine.holds(2)
 
 
 def test_a_region_that_does_not_decode_to_what_was_signed_changes_nothing(
     publisher: Publisher, machine: Machine, pool: ThreadPoolExecutor
 ) -> None:
-    machine.take(publisher.publish(0))
+    machine.follow(0)
     held = hand_over(machine.store, publisher.publish(1))
     at = next(i for i, entry in enumerate(held.table.regions) if entry.codec == "sparse")
     span = encoded_spans(held.table)[at]
@@ -148,9 +167,14 @@ def test_a_region_that_does_not_decode_to_what_was_signed_changes_nothing(
 # -- what an engine is told ------------------------------------------------------------------------------------
 
 
-def changed(machine: Machine, since: int) -> dict[int, np.ndarray | None] | None:
+def changed(machine: Machine, since: int) -> dict[int, np.ndarray | None]:
     path = machine.map.changes_since(v(since))
-    return None if path is None else dict(read_changes(str(path), len(REGIONS)))
+    assert path is not None
+    return dict(read_changes(str(path), len(REGIONS)))
+
+
+def tells(machine: Machine, since: int) -> bool:
+    return machine.map.changes_since(v(since)) is not None
 
 
 def patched(publisher: Publisher, since: int, until: int, places: dict[int, np.ndarray | None]) -> bytes:
@@ -169,78 +193,57 @@ def patched(publisher: Publisher, since: int, until: int, places: dict[int, np.n
 def test_the_words_that_changed_are_told_from_any_version_that_is_remembered(
     publisher: Publisher, machine: Machine
 ) -> None:
-    for number in range(4):
-        publisher.changed_words = 2000
-        machine.take(publisher.publish(number))
+    machine.follow(*range(4))
     for since in (1, 2):
         places = changed(machine, since)
-        assert places is not None
         assert patched(publisher, since, 3, places) == publisher.history[v(3)]
         assert sum(WHOLE if at is None else len(at) for at in places.values()) < 20_000
     # An engine at version 2 has taken what was before.
-    assert changed(machine, 1) is None
-    assert changed(machine, 9) is None
+    assert not tells(machine, 1)
+    assert not tells(machine, 9)
 
 
 def test_a_dense_delta_and_a_full_version_are_told_as_whole_regions(publisher: Publisher, machine: Machine) -> None:
-    machine.take(publisher.publish(0))
+    machine.follow(0)
     publisher.changed_words = 1_000_000
-    machine.take(publisher.publish(1))
+    machine.follow(1)
     places = changed(machine, 0)
-    assert places is not None
     assert any(at is None for at in places.values())
     assert patched(publisher, 0, 1, places) == publisher.history[v(1)]
     machine.take(publisher.publish(2, full=True))
-    assert changed(machine, 1) is None
+    assert not tells(machine, 1)
 
 
 def test_what_was_fetched_by_regions_is_not_told(publisher: Publisher, machine: Machine) -> None:
-    machine.take(publisher.publish(0))
-    filled(machine, publisher, publisher.publish(1))
-    assert changed(machine, 0) is None
-    machine.take(publisher.publish(2))
-    assert changed(machine, 0) is None
-    places = changed(machine, 1)
-    assert places is not None
-    assert patched(publisher, 1, 2, places) == publisher.history[v(2)]
+    machine.follow(0)
+    machine.fill(publisher.publish(1))
+    assert not tells(machine, 0)
+    machine.follow(2)
+    assert not tells(machine, 0)
+    assert patched(publisher, 1, 2, changed(machine, 1)) == publisher.history[v(2)]
 
 
 @pytest.mark.parametrize("fetched", [True, False], ids=["fetched", "applied before a fault"])
 def test_regions_that_were_of_the_version_before_its_apply_are_told_as_whole(
     publisher: Publisher, machine: Machine, fetched: bool
 ) -> None:
-    machine.take(publisher.publish(0))
-    version = publisher.publish(1)
-    held = hand_over(machine.store, version)
+    machine.follow(0)
+    held = hand_over(machine.store, publisher.publish(1))
     machine.map.begin_fill(held)
     spans = encoded_spans(held.table)
     early = machine.map.lacking(held.table)[:3]
     for index in early:
-        span = REGIONS[index]
         if fetched:
-            content = publisher.history[v(1)][span.start : span.start + span.nbytes]
-            assert machine.map.put_region(index, "raw", content)
+            assert machine.map.put_region(index, "raw", within(publisher.history[v(1)], index))
         else:
             machine.map._apply_beside(held, index, spans[index])
     machine.map.apply(held)
     places = changed(machine, 0)
-    assert places is not None
     assert [places[index] for index in early] == [None] * 3
     assert patched(publisher, 0, 1, places) == publisher.history[v(1)]
 
 
 # -- the disk --------------------------------------------------------------------------------------------------
-
-
-def filled(machine: Machine, publisher: Publisher, version: HeldVersion) -> None:
-    """Have the map take a version by regions, as one that was away for long."""
-    begin(machine.store, version)
-    machine.map.begin_fill(version)
-    content = publisher.history[version.head.version]
-    for index in machine.map.lacking(version.table):
-        span = REGIONS[index]
-        assert machine.map.put_region(index, "raw", content[span.start : span.start + span.nbytes])
-    machine.map.finish()
 
 
 @pytest.mark.parametrize("copied_at", [None, 0, 2, 5])
@@ -250,44 +253,40 @@ def test_after_a_power_cut_the_map_is_made_again(publisher: Publisher, machine: 
         machine.take(publisher.publish(number))
         if number == copied_at:
             machine.copy_out()
-    again = machine.power_cut()
-    assert again.version == v(7)
-    assert machine.content() == publisher.history[v(7)]
+    machine.power_cut()
+    assert machine.holds(7)
     # And once more, from what the first life after the cut left.
-    machine.take(publisher.publish(8))
-    assert machine.power_cut().version == v(8)
-    assert machine.content() == publisher.history[v(8)]
+    machine.follow(8)
+    machine.power_cut()
+    assert machine.holds(8)
 
 
-def test_a_copy_that_was_cut_off_holds_regions_of_several_versions(publisher: Publisher, machine: Machine) -> None:
-    for number in range(3):
-        machine.take(publisher.publish(number))
+def test_a_copy_that_was_cut_off_holds_regions_of_several_versions(machine: Machine) -> None:
+    machine.follow(*range(3))
     machine.copy_out()
-    for number in range(3, 6):
-        machine.take(publisher.publish(number))
+    machine.follow(*range(3, 6))
     for index in range(0, len(REGIONS), 2):
         assert machine.map._copy_region(index)
-    machine.take(publisher.publish(6))
-    assert machine.power_cut().version == v(6)
-    assert machine.content() == publisher.history[v(6)]
+    machine.follow(6)
+    machine.power_cut()
+    assert machine.holds(6)
 
 
-def test_a_region_of_the_copy_that_was_torn_is_left_to_others(publisher: Publisher, machine: Machine) -> None:
-    machine.take(publisher.publish(0))
+def test_a_region_of_the_copy_that_was_torn_is_left_to_others(machine: Machine) -> None:
+    def tear() -> None:
+        with (machine.store.directory / "weights.bin").open("r+b") as file:
+            os.pwrite(file.fileno(), b"torn", REGIONS[4].start + 100)
+
+    machine.follow(0)
     machine.copy_out()
-    for number in range(1, 3):
-        machine.take(publisher.publish(number))
-    with (machine.store.directory / "weights.bin").open("r+b") as file:
-        os.pwrite(file.fileno(), b"torn", REGIONS[4].start + 100)
+    machine.follow(1, 2)
+    tear()
     # Its first version came in full, and is here still.
     assert machine.power_cut().version == v(2)
-    for number in range(3, 12):
-        machine.take(publisher.publish(number))
+    machine.follow(*range(3, 12))
     machine.copy_out()
-    newest = publisher.publish(12)
-    machine.take(newest)
-    with (machine.store.directory / "weights.bin").open("r+b") as file:
-        os.pwrite(file.fileno(), b"torn", REGIONS[4].start + 100)
+    newest = machine.follow(12)
+    tear()
     again = machine.power_cut()
     assert again.version is None
     assert again.lacking(newest.table) == [4]
@@ -295,8 +294,7 @@ def test_a_region_of_the_copy_that_was_torn_is_left_to_others(publisher: Publish
 
 @pytest.mark.parametrize("regions", [0, 1, 5])
 def test_a_map_that_a_killed_process_left_is_used_again(publisher: Publisher, machine: Machine, regions: int) -> None:
-    for number in range(2):
-        machine.take(publisher.publish(number))
+    machine.follow(0, 1)
     held = hand_over(machine.store, publisher.publish(2))
     # Killed in the middle of an apply: some regions are done, one is torn.
     machine.map.begin_fill(held)
@@ -306,33 +304,30 @@ def test_a_map_that_a_killed_process_left_is_used_again(publisher: Publisher, ma
     torn = REGIONS[-2].start
     with machine.map.path.open("r+b") as file:
         os.pwrite(file.fileno(), publisher.history[v(2)][torn : torn + 1000] + b"torn", torn)
-    assert machine.killed().version == v(2)
-    assert machine.content() == publisher.history[v(2)]
+    machine.killed()
+    assert machine.holds(2)
 
 
 def test_what_was_fetched_by_regions_survives_and_is_copied_before_older_encodings_go(
     publisher: Publisher, machine: Machine
 ) -> None:
-    for number in range(3):
-        machine.take(publisher.publish(number))
-    for _ in range(3, 9):
-        newest = publisher.publish(_)
-    filled(machine, publisher, newest)
+    machine.follow(*range(3))
+    machine.fill([publisher.publish(number) for number in range(3, 9)][-1])
     assert machine.map.copy_is_due(machine.store.versions())
     machine.copy_out()
     assert not machine.map.copy_is_due(machine.store.versions())
-    machine.take(publisher.publish(9))
-    assert machine.power_cut().version == v(9)
-    assert machine.content() == publisher.history[v(9)]
+    machine.follow(9)
+    machine.power_cut()
+    assert machine.holds(9)
 
 
 def test_a_new_node_that_fetched_all_by_regions_needs_no_copy(publisher: Publisher, machine: Machine) -> None:
     publisher.publish(0)
-    filled(machine, publisher, publisher.publish(1))
+    machine.fill(publisher.publish(1))
     assert not machine.map.copy_is_due(machine.store.versions())
-    machine.take(publisher.publish(2))
-    assert machine.power_cut().version == v(2)
-    assert machine.content() == publisher.history[v(2)]
+    machine.follow(2)
+    machine.power_cut()
+    assert machine.holds(2)
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["deltas", "full versions"])
@@ -355,43 +350,37 @@ def test_twice_the_received_bytes_are_written_at_most(publisher: Publisher, mach
 def test_on_a_disk_that_is_nearly_full_the_encodings_go_sooner(
     publisher: Publisher, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine.take(publisher.publish(0))
+    machine.follow(0)
     machine.copy_out()
     publisher.changed_words = 150_000
-    for number in range(1, 5):
-        machine.take(publisher.publish(number))
+    machine.follow(*range(1, 5))
     assert not machine.map.copy_is_due(machine.store.versions())
     monkeypatch.setattr(memory_map, "free_bytes", lambda directory: MIXED_LAYOUT.total_bytes - 1)
     assert machine.map.copy_is_due(machine.store.versions())
 
 
-def test_encodings_that_no_copy_needs_go(publisher: Publisher, machine: Machine) -> None:
-    for number in range(2 * KEEP_VERSIONS):
-        machine.take(publisher.publish(number))
+def test_encodings_that_no_copy_needs_go(machine: Machine) -> None:
+    machine.follow(*range(2 * KEEP_VERSIONS))
     assert len(machine.store.versions()) == 2 * KEEP_VERSIONS
     machine.store._asked_at.clear()
     machine.copy_out()
     assert len(machine.store.versions()) == KEEP_VERSIONS
 
 
-def test_a_copy_is_given_up_when_the_node_leaves(publisher: Publisher, machine: Machine) -> None:
-    machine.take(publisher.publish(0))
+def test_a_node_that_leaves_gives_a_copy_up_and_the_memory_back(machine: Machine) -> None:
+    machine.follow(0)
     stop = threading.Event()
     stop.set()
     assert not machine.map.copy_out(stop)
     assert machine.map.log_from == v(0)
-
-
-def test_a_node_that_leaves_gives_the_memory_back(publisher: Publisher, machine: Machine) -> None:
-    machine.take(publisher.publish(0))
     machine.map.close()
     assert not machine.memory.exists()
     machine.memory.mkdir()
     assert machine.killed().version == v(0)
 
 
-def test_a_map_on_the_disk_goes_on_from_what_one_in_memory_left(publisher: Publisher, machine: Machine) -> None:
-    newest = [machine.take(publisher.publish(number)) for number in range(3)][-1]
+def test_a_map_on_the_disk_goes_on_from_what_one_in_memory_left(machine: Machine) -> None:
+    newest = machine.follow(*range(3))
     machine.copy_out()
     machine.map.close()
     again = open_weights(VersionStore(machine.store.directory, KEY.public_bytes))

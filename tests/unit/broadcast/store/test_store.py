@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -26,21 +27,14 @@ def publisher(tmp_path: Path) -> Publisher:
     return Publisher(tmp_path / "learner", SMALL, changed_words=3)
 
 
-class Clock:
-    """Stands in for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(store_module, "time", clock)
-    return clock
+def store(tmp_path: Path) -> VersionStore:
+    """A receiver's."""
+    return receiver_store(tmp_path / "receiver", SMALL)
+
+
+def reopened(store: VersionStore) -> VersionStore:
+    return VersionStore(store.directory, KEY.public_bytes)
 
 
 def numbers(store: VersionStore) -> list[int]:
@@ -51,25 +45,23 @@ def names(store: VersionStore) -> set[str]:
     return {path.name for path in store.directory.iterdir()}
 
 
-def test_the_last_four_versions_are_kept(publisher: Publisher) -> None:
-    publisher.publish_up_to(KEEP_VERSIONS + 1)
-    store = publisher.published.store
-    assert numbers(store) == [2, 3, 4, 5]
-    assert {name for name in names(store) if name.startswith("0.")} == {
-        f"0.{number}.{ending}" for number in (2, 3, 4, 5) for ending in ("head", "table", "chunks")
-    }
-
-
-def test_a_version_that_is_being_fetched_stays_for_a_while(publisher: Publisher, clock: Clock) -> None:
+def test_the_last_four_versions_are_kept_and_one_that_is_being_fetched_stays_for_a_while(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(store_module, "time", SimpleNamespace(monotonic=lambda: now))
     publisher.publish(0)
     store = publisher.published.store
     assert store.find(v(0)) is not None
     for number in range(1, KEEP_VERSIONS + 3):
         publisher.publish(number)
     assert numbers(store) == [0, 3, 4, 5, 6]
-    clock.now += IN_USE_S + 1
+    now += IN_USE_S + 1
     store.prune()
     assert numbers(store) == [3, 4, 5, 6]
+    assert {name for name in names(store) if name.startswith("0.")} == {
+        f"0.{number}.{ending}" for number in (3, 4, 5, 6) for ending in ("head", "table", "chunks")
+    }
 
 
 def test_not_any_number_of_versions_is_in_use(publisher: Publisher) -> None:
@@ -99,35 +91,25 @@ def test_objects_are_found_by_their_digests(publisher: Publisher) -> None:
     assert store.object(digest(b"unknown")) is None
 
 
-def test_a_receiver_finds_everything_again(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_receiver_finds_everything_again(publisher: Publisher, store: VersionStore) -> None:
     done = publisher.publish_up_to(2)
-    store = receiver_store(tmp_path / "receiver", SMALL)
     for version in done[:2]:
         hand_over(store, version)
     begin(store, done[2])
-    again = VersionStore(store.directory, KEY.public_bytes)
-    assert again.layout == SMALL
-    assert again.layout_digest == done[0].head.layout_digest
-    assert [(held.head, held.chunks.complete) for held in again.versions()] == [
-        (done[0].head, True),
-        (done[1].head, True),
-        (done[2].head, False),
-    ]
+    again = reopened(store)
+    assert (again.layout, again.layout_digest) == (SMALL, done[0].head.layout_digest)
+    complete = [(held.head, held.chunks.complete) for held in again.versions()]
+    assert complete == [(done[0].head, True), (done[1].head, True), (done[2].head, False)]
     newest = again.newest()
     assert newest is not None
     assert newest.sealed_head == done[2].sealed_head
 
 
-def test_a_known_version_is_not_begun_twice(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_known_version_is_not_begun_twice_and_another_of_its_name_is_refused(
+    publisher: Publisher, store: VersionStore
+) -> None:
     version = publisher.publish(0)
-    store = receiver_store(tmp_path / "receiver", SMALL)
     assert begin(store, version) is begin(store, version)
-
-
-def test_another_version_under_the_same_name_is_refused(publisher: Publisher, tmp_path: Path) -> None:
-    version = publisher.publish(0)
-    store = receiver_store(tmp_path / "receiver", SMALL)
-    begin(store, version)
     table = msgspec.structs.replace(version.table, tensor_sums=(1, 2, 3, 4))
     table_bytes = encode(table)
     head = msgspec.structs.replace(version.head, table_digest=digest(table_bytes), table_bytes=len(table_bytes))
@@ -148,33 +130,23 @@ def _flip(path: Path) -> None:
 @pytest.mark.parametrize("damage", [Path.unlink, _truncate, _flip])
 @pytest.mark.parametrize("ending", ["head", "table"])
 def test_a_damaged_version_is_swept_away(
-    publisher: Publisher, tmp_path: Path, damage: Callable[[Path], None], ending: str
+    publisher: Publisher, store: VersionStore, damage: Callable[[Path], None], ending: str
 ) -> None:
-    done = publisher.publish_up_to(1)
-    store = receiver_store(tmp_path / "receiver", SMALL)
-    for version in done:
+    for version in publisher.publish_up_to(1):
         hand_over(store, version)
     damage(store.directory / f"0.1.{ending}")
-    again = VersionStore(store.directory, KEY.public_bytes)
+    again = reopened(store)
     assert numbers(again) == [0]
     assert names(again) == {"layout", "0.0.head", "0.0.table", "0.0.chunks"}
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, _truncate, _flip])
-def test_a_damaged_chunk_is_missing(publisher: Publisher, tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    version = publisher.publish(0)
-    store = receiver_store(tmp_path / "receiver", SMALL)
-    hand_over(store, version)
-    damage(store.directory / "0.0.chunks")
-    (held,) = VersionStore(store.directory, KEY.public_bytes).versions()
-    assert held.chunks.missing == 1
-
-
-def test_a_damaged_layout_takes_its_versions_with_it(publisher: Publisher) -> None:
-    publisher.publish(0)
-    directory = publisher.published.store.directory
-    _flip(directory / "layout")
-    assert VersionStore(directory, KEY.public_bytes).versions() == []
+def test_versions_with_a_damaged_layout_or_of_another_swarm_are_removed(
+    publisher: Publisher, store: VersionStore
+) -> None:
+    hand_over(store, publisher.publish(0))
+    _flip(store.directory / "layout")
+    assert reopened(store).versions() == []
+    assert VersionStore(publisher.published.store.directory, OTHER_KEY.public_bytes).versions() == []
 
 
 def test_what_a_killed_process_left_half_written_is_swept_away(publisher: Publisher) -> None:
@@ -182,40 +154,29 @@ def test_what_a_killed_process_left_half_written_is_swept_away(publisher: Publis
     directory = publisher.published.store.directory
     for name in ("0.1.chunks.partial", "0.1.chunks", "0.1.table", "0.1.head.partial", "layout.partial"):
         (directory / name).write_bytes(b"half")
-    again = VersionStore(directory, KEY.public_bytes)
+    again = reopened(publisher.published.store)
     assert numbers(again) == [0]
     assert {name for name in names(again) if "0.1" in name or "partial" in name} == set()
-
-
-def test_versions_of_another_swarm_are_removed(publisher: Publisher) -> None:
-    publisher.publish(0)
-    assert VersionStore(publisher.published.store.directory, OTHER_KEY.public_bytes).versions() == []
 
 
 def test_another_layout_removes_versions_and_map(publisher: Publisher) -> None:
     publisher.publish(0)
     store = publisher.published.store
     assert "weights.bin" in names(store)
+    store.set_layout(encode(SMALL), SMALL)
+    assert numbers(store) == [0], "it is the same"
     store.set_layout(encode(MIXED_LAYOUT), MIXED_LAYOUT)
     assert names(store) == {"layout"}
     assert store.versions() == []
-    assert VersionStore(store.directory, KEY.public_bytes).layout == MIXED_LAYOUT
-
-
-def test_the_same_layout_removes_nothing(publisher: Publisher) -> None:
-    publisher.publish(0)
-    store = publisher.published.store
-    store.set_layout(encode(SMALL), SMALL)
-    assert numbers(store) == [0]
+    assert reopened(store).layout == MIXED_LAYOUT
 
 
 def test_a_version_that_does_not_fit_leaves_nothing_behind(
-    publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    publisher: Publisher, store: VersionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = publisher.publish(0)
-    store = receiver_store(tmp_path / "receiver", SMALL)
     monkeypatch.setattr(disk, "SPARE_BYTES", 1 << 60)
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFull, match=r"has no room for 0.0.chunks: free \d+ MB there"):
         begin(store, version)
     assert names(store) == {"layout"}
     assert store.find(v(0)) is None

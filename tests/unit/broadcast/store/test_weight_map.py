@@ -35,25 +35,43 @@ def publisher(tmp_path_factory: pytest.TempPathFactory) -> Publisher:
     return publisher
 
 
-@pytest.fixture(scope="module")
-def versions(publisher: Publisher) -> list[HeldVersion]:
-    return publisher.published.store.versions()
-
-
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(2) as pool:
         yield pool
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> VersionStore:
-    return receiver_store(tmp_path / "receiver")
+class Here:
+    """A receiver's disk, the map on it, and the learner's versions."""
+
+    def __init__(self, directory: Path, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self.versions = publisher.published.store.versions()
+        self.store = receiver_store(directory)
+        self.map = open_weights(self.store)
+
+    @property
+    def first(self) -> HeldVersion:
+        return self.handed(0)
+
+    def handed(self, number: int) -> HeldVersion:
+        """All of a version, not applied."""
+        return hand_over(self.store, self.versions[number])
+
+    def content(self) -> bytes:
+        return content(self.map)
 
 
 @pytest.fixture
-def copy(store: VersionStore) -> WeightMap:
-    return open_weights(store)
+def here(tmp_path: Path, publisher: Publisher) -> Here:
+    return Here(tmp_path / "receiver", publisher)
+
+
+@pytest.fixture
+def started(here: Here) -> Here:
+    """Its map is of version 0."""
+    here.map.apply(here.first)
+    return here
 
 
 def content(copy: WeightMap) -> bytes:
@@ -70,65 +88,47 @@ def spoil(copy: WeightMap, index: int) -> None:
         os.pwrite(file.fileno(), b"spoilt", copy.regions[index].start + 10)
 
 
-def test_versions_arrive_bit_for_bit_by_deltas_and_in_full(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap, pool: ThreadPoolExecutor
-) -> None:
-    assert [needs_base(version.table) for version in versions] == [False, True, True, False, True]
-    assert [version.head.base for version in versions] == [None, v(0), v(1), None, v(3)]
-    assert versions[1].table.encoded_bytes < 0.02 * MIXED_LAYOUT.total_bytes
-    for version in versions:
-        copy.apply(hand_over(store, version), pool)
-        assert content(copy) == publisher.history[version.head.version]
-        assert copy.version == copy.last_whole == version.head.version
-        assert copy.lacking(version.table) == []
+def within(weights: bytes, index: int) -> bytes:
+    """A region of them."""
+    return weights[REGIONS[index].start :][: REGIONS[index].nbytes]
 
 
-def test_a_full_version_needs_no_base(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
-    copy.apply(hand_over(store, versions[3]))
-    assert content(copy) == publisher.history[v(3)]
+def test_versions_arrive_bit_for_bit_by_deltas_and_in_full(here: Here, pool: ThreadPoolExecutor) -> None:
+    assert [needs_base(version.table) for version in here.versions] == [False, True, True, False, True]
+    assert [version.head.base for version in here.versions] == [None, v(0), v(1), None, v(3)]
+    assert here.versions[1].table.encoded_bytes < 0.02 * MIXED_LAYOUT.total_bytes
+    for version in here.versions:
+        here.map.apply(hand_over(here.store, version), pool)
+        assert here.content() == here.publisher.history[version.head.version]
+        assert here.map.version == here.map.last_whole == version.head.version
+        assert here.map.lacking(version.table) == []
 
 
-def test_a_delta_against_another_version_is_refused_before_anything_is_touched(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
-    copy.apply(hand_over(store, versions[0]))
-    held = hand_over(store, versions[2])
-    assert not copy.can_become(held)
+def test_a_delta_against_another_version_is_refused_before_anything_is_touched(started: Here) -> None:
+    held = started.handed(2)
+    assert not started.map.can_become(held)
     with pytest.raises(ProtocolError, match=r"0.2 is a delta against 0.1, and \d+ regions of the map, which holds 0.0"):
-        copy.apply(held)
-    assert copy.version == v(0)
-    assert content(copy) == publisher.history[v(0)]
+        started.map.apply(held)
+    assert started.map.version == v(0)
+    assert started.content() == started.publisher.history[v(0)]
 
 
-def test_an_older_version_is_refused(versions: list[HeldVersion], store: VersionStore, copy: WeightMap) -> None:
-    copy.apply(hand_over(store, versions[3]))
+def test_an_older_version_is_refused(here: Here) -> None:
+    here.map.apply(here.handed(3))
+    assert here.content() == here.publisher.history[v(3)], "a full version needs no base"
     with pytest.raises(ProtocolError, match=r"older than 0\.3"):
-        copy.apply(hand_over(store, versions[0]))
-    assert copy.version == v(3)
+        here.map.apply(here.handed(0))
+    assert here.map.version == v(3)
 
 
-def test_the_same_version_again_changes_nothing(
-    versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
-    held = hand_over(store, versions[0])
-    copy.apply(held)
-    state = copy.path.stat().st_mtime_ns
-    copy.apply(held)
-    assert copy.path.stat().st_mtime_ns == state
-
-
-def test_what_was_held_is_held_after_a_restart(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
-    for version in versions[:2]:
-        copy.apply(hand_over(store, version))
-    again = reopened(copy)
-    assert again.version == v(1)
-    assert again.unfinished is None
-    again.apply(hand_over(store, versions[2]))
-    assert content(again) == publisher.history[v(2)]
+def test_what_was_held_is_held_after_a_restart_and_the_same_again_changes_nothing(started: Here) -> None:
+    again = reopened(started.map)
+    assert (again.version, again.unfinished) == (v(0), None)
+    state = again.path.stat().st_mtime_ns
+    again.apply(started.first)
+    assert again.path.stat().st_mtime_ns == state
+    again.apply(started.handed(1))
+    assert content(again) == started.publisher.history[v(1)]
 
 
 def _wrong_region(version: HeldVersion, place: int) -> HeldVersion:
@@ -144,17 +144,14 @@ def _wrong_region(version: HeldVersion, place: int) -> HeldVersion:
 
 
 def test_a_region_that_does_not_decode_to_what_was_signed_is_never_written(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap, pool: ThreadPoolExecutor
+    started: Here, pool: ThreadPoolExecutor
 ) -> None:
-    copy.apply(hand_over(store, versions[0]))
     with pytest.raises(ProtocolError, match="does not decode"):
-        copy.apply(_wrong_region(versions[1], 5), pool)
-    span = REGIONS[5]
-    before = publisher.history[v(0)][span.start : span.start + span.nbytes]
-    assert content(copy)[span.start : span.start + span.nbytes] == before
-    assert copy.version is None
-    copy.apply(hand_over(store, versions[1]), pool)
-    assert content(copy) == publisher.history[v(1)]
+        started.map.apply(_wrong_region(started.versions[1], 5), pool)
+    assert within(started.content(), 5) == within(started.publisher.history[v(0)], 5)
+    assert started.map.version is None
+    started.map.apply(started.handed(1), pool)
+    assert started.content() == started.publisher.history[v(1)]
 
 
 # -- cut off -------------------------------------------------------------------------------------------------
@@ -188,185 +185,127 @@ def cut_apply(
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 40])
 @pytest.mark.parametrize("part", [0, 3, 5000])
 def test_a_cut_apply_is_finished_at_the_next_start(
-    publisher: Publisher,
-    versions: list[HeldVersion],
-    store: VersionStore,
-    copy: WeightMap,
-    monkeypatch: pytest.MonkeyPatch,
-    after: int,
-    part: int,
+    started: Here, monkeypatch: pytest.MonkeyPatch, after: int, part: int
 ) -> None:
-    for version in versions[:2]:
-        copy.apply(hand_over(store, version))
-    cut_apply(copy, hand_over(store, versions[2]), monkeypatch, after=after, part=part)
-    assert copy.unfinished == v(2)
-    copy.close()
-    again = open_weights(VersionStore(store.directory, KEY.public_bytes))
-    assert again.version == v(2)
-    assert again.unfinished is None
-    assert content(again) == publisher.history[v(2)]
+    cut_apply(started.map, started.handed(1), monkeypatch, after=after, part=part)
+    assert started.map.unfinished == v(1)
+    started.map.close()
+    again = open_weights(VersionStore(started.store.directory, KEY.public_bytes))
+    assert (again.version, again.unfinished) == (v(1), None)
+    assert content(again) == started.publisher.history[v(1)]
 
 
-def test_no_region_is_applied_twice(
-    versions: list[HeldVersion], store: VersionStore, copy: WeightMap, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy.apply(hand_over(store, versions[0]))
-    held = hand_over(store, versions[1])
-    changed = len(copy.lacking(held.table))
-    cut_apply(copy, held, monkeypatch, after=3 * 4 + 2, part=7)
-    again = reopened(copy)
+def test_no_region_is_applied_twice(started: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = started.handed(1)
+    changed = len(started.map.lacking(held.table))
+    cut_apply(started.map, held, monkeypatch, after=3 * 4 + 2, part=7)
+    again = reopened(started.map)
     # Four were done, the fifth was in the redo file.
     assert len(again.lacking(held.table)) == changed - 5
     assert again.version is None
 
 
-def test_a_torn_region_without_its_redo_counts_as_damaged(
-    publisher: Publisher,
-    versions: list[HeldVersion],
-    store: VersionStore,
-    copy: WeightMap,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    copy.apply(hand_over(store, versions[0]))
-    held = hand_over(store, versions[1])
-    cut_apply(copy, held, monkeypatch, after=2, part=1000)
-    (copy.path.parent / "weights.redo").unlink()
-    again = reopened(copy)
+def test_a_torn_region_without_its_redo_counts_as_damaged(started: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = started.handed(1)
+    cut_apply(started.map, held, monkeypatch, after=2, part=1000)
+    (started.map.path.parent / "weights.redo").unlink()
+    again = reopened(started.map)
     (damaged,) = again.missing_base(held)
     with pytest.raises(ProtocolError, match="1 regions of the map"):
         again.apply(held)
-    region = publisher.published.weights.encode_full(damaged, held.table.regions[damaged].decoded_digest)
-    # The learner has gone on meanwhile.
-    assert region is None
     again.begin_fill(held)
-    span = REGIONS[damaged]
-    assert again.put_region(damaged, "raw", publisher.history[v(1)][span.start : span.start + span.nbytes])
+    assert again.put_region(damaged, "raw", within(started.publisher.history[v(1)], damaged))
     again.apply(held)
-    assert content(again) == publisher.history[v(1)]
+    assert content(again) == started.publisher.history[v(1)]
 
 
-def test_a_region_that_rots_is_seen_at_the_next_start(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
-    held = hand_over(store, versions[0])
-    copy.apply(held)
-    spoil(copy, 3)
-    again = reopened(copy)
+def test_a_region_that_rots_is_found_by_a_recheck_or_at_the_next_start_and_made_anew(started: Here) -> None:
+    first = started.first
+    assert started.map.recheck() == 0
+    spoil(started.map, 3)
+    assert started.map.recheck() == 1
+    assert started.map.version is None
+    assert started.map.can_become(first)
+    started.map.apply(first)
+    assert started.content() == started.publisher.history[v(0)]
+    spoil(started.map, 3)
+    again = reopened(started.map)
+    assert (again.version, again.last_whole) == (None, v(0))
+    assert again.lacking(first.table) == [3]
+    assert open_weights(started.store).version == v(0)
+    assert content(again) == started.publisher.history[v(0)]
+
+
+def test_a_map_of_another_size_begins_anew(started: Here) -> None:
+    os.truncate(started.map.path, 1000)
+    again = reopened(started.map)
     assert again.version is None
-    assert again.last_whole == v(0)
-    assert again.lacking(held.table) == [3]
-    assert open_weights(store).version == v(0)
-    assert content(again) == publisher.history[v(0)]
+    assert len(again.lacking(started.first.table)) == len(REGIONS)
 
 
-def test_a_region_that_rots_is_found_by_a_recheck_and_made_anew(
-    publisher: Publisher, versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
-    held = hand_over(store, versions[0])
-    copy.apply(held)
-    assert copy.recheck() == 0
-    spoil(copy, 3)
-    assert copy.recheck() == 1
-    assert copy.version is None
-    assert copy.can_become(held)
-    copy.apply(held)
-    assert content(copy) == publisher.history[v(0)]
-
-
-def test_a_map_of_another_size_begins_anew(versions: list[HeldVersion], store: VersionStore, copy: WeightMap) -> None:
-    held = hand_over(store, versions[0])
-    copy.apply(held)
-    os.truncate(copy.path, 1000)
-    again = reopened(copy)
-    assert again.version is None
-    assert len(again.lacking(held.table)) == len(REGIONS)
-
-
-def test_what_another_swarm_left_is_known_by_its_digests_alone(
-    versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
-    held = hand_over(store, versions[4 - 1])
-    copy.apply(held)
-    copy.close()
-    other = WeightMap(copy.path.parent, MIXED_LAYOUT, OTHER_KEY.public_bytes)
-    assert other.version is None
-    assert other.last_whole is None
-    assert other.lacking(held.table) == []
+def test_what_another_swarm_left_is_known_by_its_digests_alone(started: Here) -> None:
+    started.map.close()
+    other = WeightMap(started.map.path.parent, MIXED_LAYOUT, OTHER_KEY.public_bytes)
+    assert (other.version, other.last_whole) == (None, None)
+    assert other.lacking(started.first.table) == []
 
 
 @pytest.mark.parametrize("content_", [b"", b"junk", b"\xc0" * 300])
-def test_a_damaged_record_is_forgotten(
-    versions: list[HeldVersion], store: VersionStore, copy: WeightMap, content_: bytes
-) -> None:
-    held = hand_over(store, versions[0])
-    copy.apply(held)
-    (copy.path.parent / "weights.current").write_bytes(content_)
-    again = reopened(copy)
+def test_a_damaged_record_is_forgotten(started: Here, content_: bytes) -> None:
+    (started.map.path.parent / "weights.current").write_bytes(content_)
+    again = reopened(started.map)
     assert again.version is None
-    assert again.lacking(held.table) == []
-    again.apply(held)
+    assert again.lacking(started.first.table) == []
+    again.apply(started.first)
     assert again.version == v(0)
 
 
-def test_a_full_disk_is_said_before_anything_is_touched(
-    publisher: Publisher,
-    versions: list[HeldVersion],
-    store: VersionStore,
-    copy: WeightMap,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    copy.apply(hand_over(store, versions[0]))
-    held = hand_over(store, versions[1])
-    (copy.path.parent / "weights.redo").unlink()
-    spare_bytes = disk.SPARE_BYTES
-    monkeypatch.setattr(disk, "SPARE_BYTES", 1 << 60)
-    with pytest.raises(DiskFull, match=r"weights.redo: free \d+ MB"):
-        copy.apply(held)
-    monkeypatch.setattr(disk, "SPARE_BYTES", spare_bytes)
-    assert content(copy) == publisher.history[v(0)]
-    copy.apply(held)
-    assert content(copy) == publisher.history[v(1)]
+def test_a_full_disk_is_said_before_anything_is_touched(started: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = started.handed(1)
+    (started.map.path.parent / "weights.redo").unlink()
+    with monkeypatch.context() as full:
+        full.setattr(disk, "SPARE_BYTES", 1 << 60)
+        with pytest.raises(DiskFull, match=r"weights.redo: free \d+ MB"):
+            started.map.apply(held)
+    assert started.content() == started.publisher.history[v(0)]
+    started.map.apply(held)
+    assert started.content() == started.publisher.history[v(1)]
 
 
 # -- full regions --------------------------------------------------------------------------------------------
 
 
-def test_a_map_is_filled_with_regions_that_another_encodes(
-    publisher: Publisher, versions: list[HeldVersion], copy: WeightMap
-) -> None:
-    target, source = versions[4], publisher.published.weights
-    copy.begin_fill(target)
-    for index in copy.lacking(target.table):
+def test_a_map_is_filled_with_regions_that_another_encodes(here: Here) -> None:
+    target, source = here.versions[4], here.publisher.published.weights
+    here.map.begin_fill(target)
+    for index in here.map.lacking(target.table):
         region = source.encode_full(index, target.table.regions[index].decoded_digest)
         assert region is not None
-        assert copy.version is None
-        assert copy.put_region(index, region.codec, region.encoded)
-    copy.finish()
-    assert copy.version == v(4)
-    assert content(copy) == publisher.history[v(4)]
+        assert here.map.version is None
+        assert here.map.put_region(index, region.codec, region.encoded)
+    here.map.finish()
+    assert here.map.version == v(4)
+    assert here.content() == here.publisher.history[v(4)]
 
 
-def test_a_cut_fill_keeps_what_it_has(publisher: Publisher, versions: list[HeldVersion], copy: WeightMap) -> None:
-    target, whole = versions[4], publisher.history[v(4)]
-    copy.begin_fill(target)
+def test_a_cut_fill_keeps_what_it_has(here: Here) -> None:
+    target = here.versions[4]
+    here.map.begin_fill(target)
     for index in (0, 7, 9):
-        span = REGIONS[index]
-        assert copy.put_region(index, "raw", whole[span.start : span.start + span.nbytes])
-    again = reopened(copy)
+        assert here.map.put_region(index, "raw", within(here.publisher.history[v(4)], index))
+    again = reopened(here.map)
     assert again.unfinished == v(4)
     assert set(range(len(REGIONS))) - set(again.lacking(target.table)) == {0, 7, 9}
 
 
-def test_no_region_but_the_signed_one_is_put(
-    publisher: Publisher, versions: list[HeldVersion], copy: WeightMap
-) -> None:
-    target, source = versions[4], publisher.published.weights
-    copy.begin_fill(target)
+def test_no_region_but_the_signed_one_is_put(here: Here) -> None:
+    target, source = here.versions[4], here.publisher.published.weights
+    here.map.begin_fill(target)
     good = source.encode_full(0, target.table.regions[0].decoded_digest)
     other = source.encode_full(1, target.table.regions[1].decoded_digest)
     assert good is not None
     assert other is not None
-    before = content(copy)
+    before = here.content()
     for codec, encoded in (
         (good.codec, other.encoded),
         (good.codec, good.encoded[:-1]),
@@ -375,21 +314,18 @@ def test_no_region_but_the_signed_one_is_put(
         ("raw", b""),
         ("sparse", good.encoded),
     ):
-        assert not copy.put_region(0, codec, encoded)  # type: ignore[arg-type]
-    assert content(copy) == before
-    assert copy.put_region(0, good.codec, good.encoded)
-    assert copy.put_region(0, good.codec, b"again, and not even read")
+        assert not here.map.put_region(0, codec, encoded)  # type: ignore[arg-type]
+    assert here.content() == before
+    assert here.map.put_region(0, good.codec, good.encoded)
+    assert here.map.put_region(0, good.codec, b"again, and not even read")
 
 
-def test_a_region_that_has_changed_meanwhile_is_not_given(
-    versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
-    held = hand_over(store, versions[0])
-    copy.apply(held)
-    assert copy.encode_full(2, held.table.regions[2].decoded_digest) is not None
-    assert copy.encode_full(2, digest(b"another")) is None
-    spoil(copy, 2)
-    assert copy.encode_full(2, held.table.regions[2].decoded_digest) is None
+def test_a_region_that_has_changed_meanwhile_is_not_given(started: Here) -> None:
+    signed = started.first.table.regions[2].decoded_digest
+    assert started.map.encode_full(2, signed) is not None
+    assert started.map.encode_full(2, digest(b"another")) is None
+    spoil(started.map, 2)
+    assert started.map.encode_full(2, signed) is None
 
 
 # -- shapes --------------------------------------------------------------------------------------------------
@@ -406,12 +342,10 @@ def test_more_regions_than_are_in_hand_and_odd_ones(tmp_path: Path, pool: Thread
         assert content(copy) == publisher.history[version.head.version]
 
 
-def test_a_pool_that_is_shut_down_in_the_middle_ends_an_apply(
-    versions: list[HeldVersion], store: VersionStore, copy: WeightMap
-) -> None:
+def test_a_pool_that_is_shut_down_in_the_middle_ends_an_apply(here: Here) -> None:
     """A node that stops while a version is applied; the map is finished at its next start."""
     pool = ThreadPoolExecutor(1)
-    held = hand_over(store, versions[0])
+    held = here.handed(0)
 
     def shut_down() -> None:
         time.sleep(0.05)
@@ -419,7 +353,7 @@ def test_a_pool_that_is_shut_down_in_the_middle_ends_an_apply(
 
     pool.submit(shut_down)
     with pytest.raises(CancelledError):
-        copy.apply(held, pool)
-    again = open_weights(store)
+        here.map.apply(held, pool)
+    again = open_weights(here.store)
     again.apply(held)
-    assert again.version == versions[0].head.version
+    assert again.version == here.versions[0].head.version

@@ -44,39 +44,16 @@ def there_and_back(data: bytes, dtype: Dtype, base: bytes | None = None) -> tupl
     return codec, len(encoded)
 
 
-def test_every_bf16_pattern_comes_back_bit_for_bit() -> None:
-    codec, encoded = encode_region(ALL_PATTERNS, "BF16")
-    assert codec == "full"
-    assert bytes(decode_region(codec, encoded, len(ALL_PATTERNS), "BF16")) == ALL_PATTERNS
-
-
 @pytest.mark.parametrize("dtype", ITEM_BYTES)
-@pytest.mark.parametrize("content", [bytes(4096), NOISE, b"\x3f\x80" * 2048], ids=["zeros", "noise", "pattern"])
+@pytest.mark.parametrize("content", [bytes(4096), NOISE, ALL_PATTERNS], ids=["zeros", "noise", "all patterns"])
 def test_every_dtype_comes_back_bit_for_bit(dtype: Dtype, content: bytes) -> None:
-    codec, encoded = encode_region(content, dtype)
-    assert len(encoded) <= len(content)
-    assert bytes(decode_region(codec, encoded, len(content), dtype)) == content
+    codec, _ = there_and_back(content, dtype)
+    assert (dtype, content) != ("BF16", ALL_PATTERNS) or codec == "full"
 
 
 def test_what_does_not_compress_is_sent_as_it_is() -> None:
     assert encode_region(NOISE, "BF16") == ("raw", NOISE)
     assert encode_region(b"ab", "BF16") == ("raw", b"ab")
-
-
-def test_splitting_bytes_into_planes_is_what_makes_weights_compress() -> None:
-    weights = weights_of(layout(("w", "BF16", (131_072,))), 0)
-    planed, flat = encode_region(weights, "BF16")[1], encode_region(weights, "U8")[1]
-    assert len(planed) < 0.72 * len(weights)
-    assert len(planed) < 0.92 * len(flat)
-
-
-def test_a_wrong_size_is_refused() -> None:
-    codec, encoded = encode_region(ALL_PATTERNS, "BF16")
-    for nbytes in (len(ALL_PATTERNS) - 2, len(ALL_PATTERNS) + 2, 0):
-        with pytest.raises(ProtocolError):
-            decode_region(codec, encoded, nbytes, "BF16")
-        with pytest.raises(ProtocolError):
-            decode_region("raw", ALL_PATTERNS, nbytes, "BF16")
 
 
 def test_an_encoding_that_is_none_is_refused() -> None:
@@ -111,7 +88,7 @@ def test_weights_that_have_nothing_to_do_with_the_base_are_sent_whole() -> None:
 
 
 @pytest.mark.parametrize("dtype", ITEM_BYTES)
-@pytest.mark.parametrize("nbytes", [1, 2, 7, 8, 4001, 4096])
+@pytest.mark.parametrize("nbytes", [1, 2, 7, 4096])
 def test_what_did_not_change_costs_one_byte(dtype: Dtype, nbytes: int) -> None:
     assert there_and_back(NOISE[:nbytes], dtype, NOISE[:nbytes]) == ("sparse" if nbytes > 1 else "raw", 1)
 
@@ -128,8 +105,8 @@ def test_one_changed_byte_of_any_dtype_comes_back(dtype: Dtype, at: int) -> None
 
 def test_every_difference_of_patterns_comes_back() -> None:
     """NaN payloads, infinities, both zeros, subnormals and sign crossings are among them."""
+    words = np.frombuffer(ALL_PATTERNS, dtype="<u2")
     for distance in (1, 2, 7, 8, 127, 128, 254, 255, 256, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
-        words = np.frombuffer(ALL_PATTERNS, dtype="<u2")
         moved = words + np.uint16(distance)
         there_and_back(moved.tobytes(), "BF16", ALL_PATTERNS)
         few = np.where(words % 7 == 3, moved, words)
@@ -174,8 +151,16 @@ def test_a_delta_without_its_base_is_refused(share: float) -> None:
         encode_region(WEIGHTS, "BF16", WEIGHTS[:-2])
 
 
-def lengths(*fields: int) -> bytes:
-    return b"".join(field.to_bytes(4, "little") for field in fields)
+def parts(*lengths: int, data: bytes = b"") -> bytes:
+    """A sparse region of five parts of these lengths, stored as they are."""
+    whole = (*lengths, *[0] * 5)[:5]
+    return b"\0" + b"".join((STORED + length).to_bytes(4, "little") for length in whole) + data
+
+
+def compressed_parts(threshold: bytes, *frames: bytes) -> bytes:
+    """A region of these frames; one without a byte is stored as it is."""
+    lengths = b"".join((len(frame) or STORED).to_bytes(4, "little") for frame in frames)
+    return threshold + lengths + b"".join(frames)
 
 
 STORED = 1 << 31
@@ -186,18 +171,18 @@ STORED = 1 << 31
     [
         b"",
         b"\1",
-        b"\0" + lengths(0, 0, 0, 0),
-        b"\0" + lengths(STORED + 9, STORED, STORED, STORED, STORED),
-        b"\0" + lengths(STORED, STORED, STORED, STORED, STORED) + b"x",
-        b"\0" + lengths(STORED + 1, STORED, STORED, STORED, STORED) + b"\7",
-        b"\0" + lengths(STORED + 1, STORED, STORED, STORED, STORED) + b"\xff",
-        b"\0" + lengths(STORED + 1, STORED + 1, STORED, STORED, STORED) + b"\x40\0",
-        b"\0" + lengths(STORED + 1, STORED + 1, STORED, STORED, STORED + 2) + b"\0\0\0\0",
-        b"\0" + lengths(STORED + 1, STORED + 1, STORED, STORED, STORED) + b"\0\x0f",
-        b"\0" + lengths(STORED + 1, STORED + 1, STORED, STORED, STORED + 1) + b"\0\x0f\0",
-        b"\0" + lengths(STORED, STORED, STORED + 1, STORED + 1, STORED) + b"\0\0",
-        b"\0" + lengths(STORED + 99, STORED, STORED, STORED, STORED) + bytes(99),
-        b"\0" + lengths(len(compress(bytes(99))), STORED, STORED, STORED, STORED) + compress(bytes(99)),
+        b"\0" + bytes(16),
+        parts(9),
+        parts(data=b"x"),
+        parts(1, data=b"\7"),
+        parts(1, data=b"\xff"),
+        parts(1, 1, data=b"\x40\0"),
+        parts(1, 1, 0, 0, 2, data=b"\0\0\0\0"),
+        parts(1, 1, data=b"\0\x0f"),
+        parts(1, 1, 0, 0, 1, data=b"\0\x0f\0"),
+        parts(0, 0, 1, 1, data=b"\0\0"),
+        parts(99, data=bytes(99)),
+        compressed_parts(b"\0", compress(bytes(99)), b"", b"", b"", b""),
     ],
 )
 def test_a_sparse_region_that_contradicts_itself_is_refused(encoded: bytes) -> None:
@@ -221,11 +206,9 @@ def test_no_encoding_makes_a_receiver_allocate_much() -> None:
     nbytes = 1 << 20
     base = bytes(nbytes)
     for claimed in (nbytes // 8, 3 * nbytes // 16, 3 * nbytes // 8, nbytes // 2, nbytes, 1 << 28):
-        frame = compress(bytes(claimed))
-        half = compress(bytes(-(-claimed // 2)))
-        empty = STORED
-        sparse = b"\xff" + lengths(len(frame), len(half), len(frame), len(frame), empty) + frame + half + frame * 2
-        planes = lengths(len(frame), len(frame)) + frame * 2
+        frame, half = compress(bytes(claimed)), compress(bytes(-(-claimed // 2)))
+        planes = compressed_parts(b"", frame, frame)
+        sparse = compressed_parts(b"\xff", frame, half, frame, frame, b"")
         cases: list[tuple[Codec, bytes]] = [("sparse", sparse), ("dense", planes), ("full", planes)]
         for codec, encoded in cases:
             assert peak_bytes(codec, encoded, nbytes, base) < 16 * nbytes, (codec, claimed)
@@ -241,35 +224,9 @@ def test_threads_share_no_compressor() -> None:
 # -- sums ------------------------------------------------------------------------------------------------------
 
 
-def test_a_sum_ignores_order_and_nothing_else() -> None:
-    words = [NOISE[at : at + 2] for at in range(0, len(NOISE), 2)]
-    shuffled = random.Random(1).sample(words, len(words))
-    assert shuffled != words
-    assert tensor_sum(b"".join(shuffled)) == tensor_sum(NOISE)
-    # Shards add up, so replicas counted once give the whole tensor's sum.
-    assert (tensor_sum(NOISE[:1000]) + tensor_sum(NOISE[1000:])) % 2**64 == tensor_sum(NOISE)
-
-
-def test_every_flipped_bit_of_a_pattern_changes_the_sum() -> None:
-    for pattern in range(0, 1 << 16, 251):
-        flips = [pattern, *(pattern ^ 1 << bit for bit in range(16))]
-        assert len({tensor_sum(flip.to_bytes(2, "little")) for flip in flips}) == 17, pattern
-
-
-def test_a_flip_in_a_large_tensor_is_seen() -> None:
-    whole = tensor_sum(NOISE)
-    for place in range(0, 8 * len(NOISE), 61):
-        flipped = bytearray(NOISE)
-        flipped[place // 8] ^= 1 << place % 8
-        assert tensor_sum(flipped) != whole
-
-
-def test_zeros_count_so_that_a_lost_shard_of_zeros_is_seen() -> None:
+def test_zeros_and_an_odd_last_byte_count_so_that_a_lost_shard_of_zeros_is_seen() -> None:
     assert tensor_sum(bytes(2)) != 0
     assert tensor_sum(bytes(4)) != tensor_sum(bytes(2))
-
-
-def test_an_odd_last_byte_counts() -> None:
     assert tensor_sum(b"abc") == (tensor_sum(b"ab") + tensor_sum(b"c\0")) % 2**64
     assert tensor_sum(b"") == 0
 
