@@ -115,11 +115,7 @@ class Training:
     async def train(self, groups: object) -> Trained:
         self.step += 1
         return Trained(
-            metrics=self.figures,
-            seconds=0.0,
-            alarms=self.alarms,
-            withheld=self.withheld,
-            mismatches=self.mismatches,
+            metrics=self.figures, seconds=0.0, alarms=self.alarms, withheld=self.withheld, mismatches=self.mismatches
         )
 
 

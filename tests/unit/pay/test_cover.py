@@ -21,12 +21,7 @@ def offers_of(*pairs: tuple[float, float]) -> list[Offer]:
 
 @pytest.mark.parametrize(
     ("pairs", "need", "chosen"),
-    [
-        ([], 0.0, set()),
-        ([(1.0, 1.0)], 0.0, set()),
-        ([(1.0, 1.0)], 1.0, {"0"}),
-        ([(1.0, 1.0)], 1.1, None),
-    ],
+    [([], 0.0, set()), ([(1.0, 1.0)], 0.0, set()), ([(1.0, 1.0)], 1.0, {"0"}), ([(1.0, 1.0)], 1.1, None)],
 )
 def test_known_cases(pairs: list[tuple[float, float]], need: float, chosen: set[str] | None) -> None:
     found = cover(offers_of(*pairs), need)

@@ -50,12 +50,7 @@ def test_a_place_is_empty_while_another_one_starts(departures_per_hour: float, r
 
 
 @pytest.mark.parametrize(
-    ("rates", "missing", "reserve"),
-    [
-        ([], [], 0.0),
-        ([2.0], [0.5], 1.645),
-        ([1.0] * 100, [0.1] * 100, 1.645 * 3.0),
-    ],
+    ("rates", "missing", "reserve"), [([], [], 0.0), ([2.0], [0.5], 1.645), ([1.0] * 100, [0.1] * 100, 1.645 * 3.0)]
 )
 def test_the_reserve_is_what_95_percent_of_the_time_need(
     rates: list[float], missing: list[float], reserve: float

@@ -12,14 +12,7 @@ from rich.console import Console
 
 from swarm.pay.delivery import sustained
 from swarm.pay.fleet import Dissemination, Worker
-from swarm.plan.plan import (
-    NoFeasibleSet,
-    Setting,
-    disseminate_in,
-    plan_for,
-    references_of,
-    settings_of,
-)
+from swarm.plan.plan import NoFeasibleSet, Setting, disseminate_in, plan_for, references_of, settings_of
 from swarm.plan.scenario import Scenario, online_of
 from swarm.report.plans import plan_view
 from swarm.settings_file import load_file
@@ -44,10 +37,7 @@ def test_the_baselines_of_lab_4b_cost_what_is_reckoned_by_hand() -> None:
     assert async_dc.cost_per_step == pytest.approx((7.16 + 5 * 1.79) * 120 / 3600)
 
 
-@pytest.mark.parametrize(
-    ("install_s", "told_s", "share"),
-    [(0.0, 0.0, 1.0), (10.0, 10.0, 1.0), (12.5, 22.5, 0.8)],
-)
+@pytest.mark.parametrize(("install_s", "told_s", "share"), [(0.0, 0.0, 1.0), (10.0, 10.0, 1.0), (12.5, 22.5, 0.8)])
 def test_a_line_that_is_never_idle_carries_a_version_in_each_install(
     install_s: float, told_s: float, share: float
 ) -> None:

@@ -16,14 +16,7 @@ from swarm.rollout import api
 from swarm.rollout.intake import INLINE_BYTES, Claimed, IntakeLimits, open_submission
 from swarm.rollout.messages import Answer, Submission
 from swarm.types import Rollout
-from swarm.wire import (
-    RATIO_FREE_BYTES,
-    ROLLOUT_BODY_BYTES,
-    ROLLOUT_MAX_RATIO,
-    ROLLOUT_UNPACKED_BYTES,
-    compress,
-    encode,
-)
+from swarm.wire import RATIO_FREE_BYTES, ROLLOUT_BODY_BYTES, ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, encode
 from tests.builders import STOP, VOCAB, rollout
 from tests.learner_face import ALICE, BOB, Learner, leases_for, serving
 

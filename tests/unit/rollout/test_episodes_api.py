@@ -107,10 +107,7 @@ async def ends_unharmed(learner: Learner, given: Lease, node: NodeId = ALICE) ->
     assert (last.verdict, last.ended) == ("accepted", True)
     one = await finished(learner)
     assert one.token_ids == ints(*TURN, SAID, 5, STOP)
-    assert one.turns == (
-        Turn(start=0, end=2, node=ALICE, reward=0.25),
-        Turn(start=3, end=5, node=node, reward=1.0),
-    )
+    assert one.turns == (Turn(start=0, end=2, node=ALICE, reward=0.25), Turn(start=3, end=5, node=node, reward=1.0))
     accepted = [entry for entry in learner.journal.entries if isinstance(entry, RolloutAccepted)]
     assert [entry.rollout for entry in accepted] == [one]
 

@@ -21,13 +21,7 @@ def claim(node: NodeId = ALICE, *, session: int = 0, proven: bool = True) -> Cla
 
 
 def offer(
-    intake: Intake,
-    of: Claim,
-    nbytes: int | None = 100,
-    *,
-    holds: bool = True,
-    journal_bytes: int = 0,
-    now: float = 0.0,
+    intake: Intake, of: Claim, nbytes: int | None = 100, *, holds: bool = True, journal_bytes: int = 0, now: float = 0.0
 ) -> Body | Overloaded:
     return intake.admit(of, nbytes, holds=holds, journal_bytes=journal_bytes, now=now)
 

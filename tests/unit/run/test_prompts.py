@@ -188,12 +188,7 @@ def test_with_a_template_a_prompt_is_a_chat_and_its_bos_is_not_doubled(run_dir: 
 @pytest.mark.usefixtures("template")
 @pytest.mark.parametrize(
     ("settings", "text"),
-    [
-        ({"chat": False}, "{}"),
-        ({"task": "copy"}, "{}"),
-        ({"task": "copy", "chat": True}, "u({})a("),
-        ({}, "u({})a("),
-    ],
+    [({"chat": False}, "{}"), ({"task": "copy"}, "{}"), ({"task": "copy", "chat": True}, "u({})a("), ({}, "u({})a(")],
 )
 def test_chat_is_for_questions_unless_the_user_says(
     run_dir: Path, sums: Path, settings: dict[str, Any], text: str

@@ -112,10 +112,7 @@ def test_a_sampler_plays_an_episode_under_one_lease_and_it_becomes_one_rollout()
     one = accepted.rollout
     assert one.token_ids == ints(4, STOP, 7, 8, 5, STOP, 9)
     assert one.logprobs == floats(-0.5, -0.5, 0.0, 0.0, -0.5, -0.5, 0.0)
-    assert one.turns == (
-        Turn(start=0, end=2, node=ALICE, reward=0.25),
-        Turn(start=4, end=6, node=ALICE, reward=0.5),
-    )
+    assert one.turns == (Turn(start=0, end=2, node=ALICE, reward=0.25), Turn(start=4, end=6, node=ALICE, reward=0.5))
     assert one.spans == (Span(version=v(0), start=0, end=2), Span(version=v(0), start=4, end=6))
     assert (one.finish, one.seats, one.drawn) == ("stop", (), 4)
     assert isinstance(scored, RolloutScored)

@@ -213,12 +213,7 @@ def test_one_node_alone_never_makes_a_sample_hopeless_while_others_are_there(tab
 
 @pytest.mark.parametrize(
     ("tokens_per_s", "limit_s"),
-    [
-        (0.0, TIME_LIMIT_S),
-        (0.5, LIMIT_FACTOR * RULES.max_new_tokens / 0.5),
-        (1e9, MIN_LIMIT_S),
-        (1e-300, TIME_LIMIT_S),
-    ],
+    [(0.0, TIME_LIMIT_S), (0.5, LIMIT_FACTOR * RULES.max_new_tokens / 0.5), (1e9, MIN_LIMIT_S), (1e-300, TIME_LIMIT_S)],
 )
 def test_a_time_limit_is_what_the_longest_completion_takes_eight_times(
     table: LeaseTable, tokens_per_s: float, limit_s: float

@@ -10,15 +10,7 @@ from msgspec import structs
 
 from swarm.rollout.journal.entries import GroupDropped, RolloutReturned
 from swarm.rollout.messages import Answer
-from swarm.rollout.plane.effects import (
-    Effect,
-    Evaluated,
-    GenerationFailed,
-    Granted,
-    Judged,
-    LeaseOverdue,
-    NodeSilent,
-)
+from swarm.rollout.plane.effects import Effect, Evaluated, GenerationFailed, Granted, Judged, LeaseOverdue, NodeSilent
 from swarm.rollout.plane.groups import ALL_FAILED_RETRY_S, LEASE_SLACK_S, MAX_LEASED_TO
 from swarm.rollout.plane.heldout import WRONG
 from swarm.rollout.plane.nodes import MAX_NODES

@@ -14,39 +14,16 @@ import pytest
 from swarm.errors import ProtocolError
 from swarm.rollout.messages import Answer
 from swarm.rollout.plane.groups import LeaseTable
-from swarm.rollout.plane.rules import (
-    deadline,
-    is_for_publication,
-    is_fresh,
-    may_open,
-    publication_period,
-    staleness,
-)
+from swarm.rollout.plane.rules import deadline, is_for_publication, is_fresh, may_open, publication_period, staleness
 from swarm.rollout.plane.verdict import LOGPROB_SLACK, MIN_LOGPROB, token_fault, verdict_on
 from swarm.types import Purpose, Rollout, SamplingRules, Span, VersionId
 from swarm.wire import decode, encode
-from tests.builders import (
-    ALICE,
-    RULES,
-    STOP,
-    VOCAB,
-    failed_rollout,
-    floats,
-    ints,
-    open_group,
-    rollout,
-    v,
-)
+from tests.builders import ALICE, RULES, STOP, VOCAB, failed_rollout, floats, ints, open_group, rollout, v
 
 
 @pytest.mark.parametrize(
     ("version", "next_batch", "bound", "age", "fresh", "last"),
-    [
-        (0, 1, 0, 1, False, 0),
-        (0, 2, 2, 2, True, 2),
-        (5, 7, 1, 2, False, 6),
-        (6, 5, 0, -1, True, 6),
-    ],
+    [(0, 1, 0, 1, False, 0), (0, 2, 2, 2, True, 2), (5, 7, 1, 2, False, 6), (6, 5, 0, -1, True, 6)],
 )
 def test_staleness_bound_and_deadline_agree(
     version: int, next_batch: int, bound: int, age: int, fresh: bool, last: int
