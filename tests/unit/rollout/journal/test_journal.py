@@ -93,10 +93,9 @@ def numbers(groups: Sequence[RecordedGroup]) -> list[int]:
 async def test_what_was_written_is_there_again(tmp_path: Path) -> None:
     """Groups, leases and answers are, as test_model.py has it: here is the rest, and what a kill left unwritten."""
     first = VersionPublished(version=v(0), content=digest(b"weights"))
+    bound = BoundSet(max_staleness=2, publish_every_steps=1)
     async with opened(tmp_path) as journal:
-        await journal.write(
-            [first, BoundSet(max_staleness=2, publish_every_steps=1), *group(0), *group(1), taken(0, 1, 0)]
-        )
+        await journal.write([first, bound, *group(0), *group(1), taken(0, 1, 0)])
         journal.enqueue(group(2))
     async with opened(tmp_path) as journal:
         run = await asyncio.to_thread(journal.load)
