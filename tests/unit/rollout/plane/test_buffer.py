@@ -17,6 +17,13 @@ def filled(*versions: int, batch_groups: int = 2) -> Buffer:
     return buffer
 
 
+def test_among_equals_the_one_opened_first_is_taken_first() -> None:
+    buffer = Buffer(batch_groups=2)
+    for order in (5, 1, 3):
+        buffer.add(ready_group(0, order))
+    assert [g.order for g in buffer.take(0, 2)] == [1, 3]
+
+
 def test_a_stale_group_neither_fills_a_batch_nor_is_in_it() -> None:
     buffer = filled(0, 1, 1)
     assert [g.oldest_version for g in buffer.take(3, 2)] == [1, 1]
