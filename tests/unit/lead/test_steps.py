@@ -341,13 +341,6 @@ async def test_a_change_that_a_full_disk_does_not_keep_is_an_event_and_says_so(
     assert (loop.provisioning.max_cost, loop.told()) == (5.0, [("max_cost", None, 5.0, 0)])
 
 
-async def test_a_run_that_has_cost_its_most_takes_no_other_most(tmp_path: Path) -> None:
-    loop = Loop(tmp_path)
-    loop.spent.set()
-    with pytest.raises(UserError, match="resume it with a larger --max-cost"):
-        await loop.set("max_cost", 9.0)
-
-
 async def test_a_pause_outlives_the_learner_until_its_owner_ends_it(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     await loop.set("paused", True)
@@ -408,14 +401,6 @@ async def test_a_pause_within_a_step_leaves_its_figures_as_they_are(
     assert loop.steps.status()["step_s"] == 52.0
 
 
-async def test_a_checkpoint_that_is_asked_for_within_a_step_comes_after_it(tmp_path: Path) -> None:
-    loop = Loop(tmp_path, steps=200)
-    loop.steps._save_wanted.set()
-    loop.steps.step = 3
-    await loop.steps._save_if_due()
-    assert loop.training.saves == 1
-
-
 async def test_who_is_refused_is_barred_in_later_lives_too_until_let_in(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     await loop.set("refuse", ALICE)
@@ -444,6 +429,10 @@ async def test_a_checkpoint_is_written_while_the_learner_waits_and_only_once(tmp
     running.cancel()
     assert loop.training.saves == 1
     assert loop.told() == [("checkpoint", None, 1, 1)]
+    loop.steps._save_wanted.set()  # Within the third step
+    loop.steps.step = 3
+    await loop.steps._save_if_due()
+    assert loop.training.saves == 2
 
 
 # -- resumed -------------------------------------------------------------------------------------------------
@@ -457,20 +446,18 @@ def former_life(directory: Path, *, step: int, exact_match: float) -> None:
     log.close()
 
 
-async def test_a_run_that_had_come_to_its_end_needs_no_sampler(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{"steps": 10}, {"steps": 200, "target": 0.25}])
+async def test_a_run_that_had_come_to_its_end_or_target_needs_no_sampler(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     """All of them may have heard that it is over before the learner was killed."""
     former_life(tmp_path, step=10, exact_match=0.25)
-    loop = Loop(tmp_path, step=10, steps=10)
+    loop = Loop(tmp_path, step=10, **settings)
     await asyncio.wait_for(loop.steps.run(), 5)
-    assert loop.rollouts.evaluations == 0
-    assert loop.steps.held_out == [{"version": 10, "exact_match": 0.25}]
-
-
-async def test_a_run_that_had_reached_its_target_trains_no_further(tmp_path: Path) -> None:
-    former_life(tmp_path, step=10, exact_match=0.5)
-    loop = Loop(tmp_path, step=10, steps=200, target=0.5)
-    await asyncio.wait_for(loop.steps.run(), 5)
-    assert loop.steps.step == 10
+    assert (loop.steps.step, loop.rollouts.evaluations) == (10, 0)
+    status = loop.steps.status()
+    assert status["held_out"] == [{"version": 10, "exact_match": 0.25}]
+    assert (status["metrics"]["reward"], status["max_staleness_seen"]) == (0.5, 3)
 
 
 @pytest.mark.parametrize("still", [True, False])
@@ -502,14 +489,6 @@ async def test_a_target_that_the_last_version_was_not_measured_for_is_not_reache
     assert loop.training.saved_step == 12
 
 
-async def test_a_resumed_run_shows_what_it_has_come_to(tmp_path: Path) -> None:
-    former_life(tmp_path, step=10, exact_match=0.5)
-    status = Loop(tmp_path, step=10).steps.status()
-    assert status["metrics"]["reward"] == 0.5
-    assert status["max_staleness_seen"] == 3
-    assert status["held_out"] == [{"version": 10, "exact_match": 0.5}]
-
-
 async def test_the_run_is_not_over_before_its_last_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -528,6 +507,8 @@ async def test_a_run_whose_money_is_spent_keeps_what_it_has_and_asks_nobody_for_
     await asyncio.wait_for(loop.steps.run(), 5)
     assert not await asyncio.wait_for(loop.steps.finish(), 5)
     assert (loop.steps.step, loop.training.saves, loop.rollouts.evaluations) == (12, 1, 1)
+    with pytest.raises(UserError, match="resume it with a larger --max-cost"):
+        await loop.set("max_cost", 9.0)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -584,10 +565,11 @@ async def test_an_alarm_that_stops_the_run_ends_it_in_good_order(tmp_path: Path,
     }
 
 
-async def test_how_far_engines_are_off_is_told_by_class(tmp_path: Path) -> None:
+async def test_it_is_said_whose_rollouts_are_withheld_once_and_how_far_classes_are_off_always(tmp_path: Path) -> None:
     loop = Loop(tmp_path, steps=200)
-    loop.rollouts.batches = [[answered()]]
-    loop.publication.newest = v(1)
+    loop.rollouts.batches = [[answered()] for _ in range(3)]
+    loop.publication.newest = v(3)
+    loop.training.withheld = {"z": 4}
     loop.training.mismatches = {"a": (3.0, 10.0), "b": (1.0, 10.0), "c": (0.1, 10.0), "left long ago": (9.0, 10.0)}
     for node, engine in (("a", "mlx/int8/gpu"), ("b", "mlx/int8/gpu"), ("c", "vllm/bfloat16/cuda")):
         loop.rollouts.tally.runs(NodeId(node), engine)
@@ -596,14 +578,6 @@ async def test_how_far_engines_are_off_is_told_by_class(tmp_path: Path) -> None:
         "mismatch_kl/mlx/int8/gpu": pytest.approx(0.2),
         "mismatch_kl/vllm/bfloat16/cuda": pytest.approx(0.01),
     }
-
-
-async def test_it_is_said_whose_rollouts_are_withheld_once_and_counted_always(tmp_path: Path) -> None:
-    loop = Loop(tmp_path, steps=200)
-    loop.rollouts.batches = [[answered()] for _ in range(3)]
-    loop.publication.newest = v(3)
-    loop.training.withheld = {"z": 4}
-    await loop.runs_dry()
     assert loop.steps.status()["rollouts_withheld"] == {"z": 12}
     assert sum("sampler z are not trained on" in line for line in loop.said) == 1
     withheld = [(one["step"], one["rollouts"]) for one in loop.events("withheld")]

@@ -120,32 +120,27 @@ def test_who_stopped_to_give_is_not_believed_for_ever() -> None:
     assert worker_of(estimator, "a", now=4600.0).rollouts_per_s == pytest.approx(0.4)
 
 
-def test_a_claim_that_is_not_proven_is_held_to_what_others_of_its_class_do() -> None:
-    estimator = joined("a", "b", "new")
-    works(estimator, "a", rate=0.3, claim=0.4)
-    works(estimator, "b", rate=0.3, claim=0.5)
-    estimator.rate("new", 1e9, 8, False)
-    assert worker_of(estimator, "new").rollouts_per_s == pytest.approx(0.4)
-    assert worker_of(estimator, "new").claimed_rollouts_per_s == 0.0
-
-
-def test_of_a_class_that_nobody_has_proven_twice_what_the_best_does_is_counted_on_and_the_claim_passed_on() -> None:
+def test_who_has_not_proven_itself_is_held_to_its_class_or_to_twice_the_best_and_its_claim_passed_on() -> None:
     estimator = joined("a", "b")
     works(estimator, "a", rate=0.3, claim=0.4)
     works(estimator, "b", rate=0.3, claim=0.5)
-    for stranger, claim in (("modest", 0.7), ("fast", 1e9)):
-        estimator.joined(stranger, Terms("other card", (0.0, 0.0, 0.0)), now=0.0)
-        estimator.rate(stranger, claim, 8, False)
-    modest, fast = worker_of(estimator, "modest"), worker_of(estimator, "fast")
-    assert (modest.rollouts_per_s, modest.claimed_rollouts_per_s) == (0.7, 0.7)
-    assert fast.rollouts_per_s == pytest.approx(2 * 0.4)
-    assert fast.claimed_rollouts_per_s == 1e9
-
-
-def test_while_nobody_has_proven_anything_claims_are_all_that_is_known() -> None:
-    estimator = joined("a")
-    estimator.rate("a", 7.0, 8, False)
-    assert (worker_of(estimator, "a").rollouts_per_s, worker_of(estimator, "a").claimed_rollouts_per_s) == (7.0, 0.0)
+    believed = {
+        ("card", 1e9): (0.4, 0.0),
+        ("card", None): (0.4, 0.0),
+        ("other card", 0.7): (0.7, 0.7),
+        ("other card", 1e9): (2 * 0.4, 1e9),
+        ("other card", None): (0.0, 0.0),
+    }
+    for (device_class, claim), rates in believed.items():
+        estimator.joined(name := f"{device_class} {claim}", Terms(device_class, (0.0, 0.0, 0.0)), now=0.0)
+        if claim is not None:
+            estimator.rate(name, claim, 8, False)
+        found = worker_of(estimator, name)
+        assert (found.rollouts_per_s, found.claimed_rollouts_per_s) == pytest.approx(rates)
+    alone = joined("a")
+    alone.rate("a", 7.0, 8, False)
+    found = worker_of(alone, "a")
+    assert (found.rollouts_per_s, found.claimed_rollouts_per_s) == (7.0, 0.0), "nobody has proven anything yet"
 
 
 def test_what_a_class_has_proven_is_remembered_when_all_of_it_are_gone() -> None:
@@ -181,14 +176,6 @@ def test_nobody_is_judged_before_others_like_it_would_have_proven_themselves() -
     estimator.rate("unlucky", 0.004, 8, False)
     works(estimator, "a", rate=0.1, claim=0.4, until_s=JUDGED_S)
     assert worker_of(estimator, "unlucky", now=JUDGED_S).rollouts_per_s == pytest.approx(0.004)
-
-
-def test_one_without_a_claim_has_its_class_s_rate_or_none() -> None:
-    estimator = joined("a", "b")
-    works(estimator, "a", rate=0.3, claim=0.4)
-    assert worker_of(estimator, "b").rollouts_per_s == pytest.approx(0.4)
-    estimator.joined("stranger", Terms("other card", (0.0, 0.0, 0.0)), now=0.0)
-    assert worker_of(estimator, "stranger").rollouts_per_s == 0.0
 
 
 def test_who_grew_slower_is_seen_within_hours() -> None:

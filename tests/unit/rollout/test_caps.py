@@ -13,12 +13,12 @@ from msgspec import structs
 from swarm.errors import ProtocolError
 from swarm.net import client
 from swarm.rollout import api
-from swarm.rollout.intake import INLINE_BYTES, Claimed, IntakeLimits, open_submission
+from swarm.rollout.intake import INLINE_BYTES, Claimed, open_submission
 from swarm.rollout.messages import Answer, Submission
 from swarm.types import Rollout
-from swarm.wire import RATIO_FREE_BYTES, ROLLOUT_BODY_BYTES, ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, encode
+from swarm.wire import ROLLOUT_BODY_BYTES, ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, encode
 from tests.builders import STOP, VOCAB, rollout
-from tests.learner_face import ALICE, BOB, Learner, leases_for, serving
+from tests.learner_face import ALICE, Learner, leases_for, serving
 
 
 @pytest.fixture
@@ -59,10 +59,6 @@ async def test_a_body_that_unpacks_to_more_than_its_cap_is_refused_unpacked(lear
     assert f"claim to unpack to {len(content)}" in await answer_to(learner, body)
 
 
-async def test_a_bomb_is_refused_by_its_ratio(learner: Learner) -> None:
-    assert "claim to unpack" in await answer_to(learner, compress(bytes(RATIO_FREE_BYTES + 1)))
-
-
 @pytest.mark.parametrize("body", [b"", b"no zstd", compress(b"no submission")], ids=["empty", "no zstd", "no message"])
 async def test_what_is_no_submission_is_refused(learner: Learner, body: bytes) -> None:
     assert "refused with status 400" in await answer_to(learner, body)
@@ -87,22 +83,6 @@ async def test_a_large_submission_is_opened_in_a_thread_with_the_same_verdicts(
     assert [verdict.verdict for verdict in verdicts] == ["accepted", "malformed", "accepted"]
     await learner.client(ALICE).submit(good)
     assert [thread is threading.main_thread() for thread in opened_in] == [False, True]
-
-
-async def test_the_bytes_in_hand_are_bounded_by_what_is_stated_before_anything_is_read() -> None:
-    """Two large bodies of nodes without leases fill their quarter; nothing of a third one is read."""
-    async with serving(Learner(limits=IntakeLimits(body_bytes=8 * ROLLOUT_BODY_BYTES))) as learner:
-        await learner.open()
-        writers = []
-        for node in (ALICE, BOB):
-            writers.append((await learner.begin_submission(node, stated=ROLLOUT_BODY_BYTES))[1])
-        await learner.shows(lambda status: status["submission_bytes_in_hand"] == 2 * ROLLOUT_BODY_BYTES)
-        reader, writer = await learner.begin_submission(ALICE, stated=ROLLOUT_BODY_BYTES)
-        assert await first_line(reader) == "HTTP/1.1 429 Too Many Requests"
-        assert learner.service.status()["submission_bytes_in_hand"] == 2 * ROLLOUT_BODY_BYTES
-        for one in (*writers, writer):
-            one.close()
-        await learner.shows(lambda status: status["submission_bytes_in_hand"] == 0)
 
 
 # -- time ----------------------------------------------------------------------------------------------------
