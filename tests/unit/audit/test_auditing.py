@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ CLASSES = {"exact": EXACT, "transformers/float32/cpu": EXACT}
 class Audits:
     """A trainer that finds of each rollout what `guilty` seeds deserve, and tokens that are `lies`."""
 
-    def __init__(self, directory: Path, *, share: float = 0.05, seconds: float = 0.0) -> None:
+    def __init__(
+        self, directory: Path, *, share: float = 0.05, seconds: float = 0.0, kept: Sequence[int] = (0,)
+    ) -> None:
         self.asked: list[tuple[str, tuple[AuditRollout, ...]]] = []
         self.fast: list[bool] = []
         self.guilty: set[int | None] = set()
@@ -48,6 +50,8 @@ class Audits:
             emit=self.emit,
             say=self.said.append,
         )
+        for version in kept:
+            self.auditing.place(v(version)).write_bytes(b"")
 
     async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...], fast: bool) -> Audited:
         self.asked.append((path.name, rollouts))
@@ -60,6 +64,10 @@ class Audits:
             exact=not fast if self.exact is None else self.exact,
             seconds=self.seconds,
         )
+
+    async def caught_in(self, batch: Sequence[Group]) -> Mapping[NodeId, str]:
+        """Who is caught by what is chosen of a batch."""
+        return (await self.auditing.audit(self.auditing.select(batch))).caught
 
     def emit(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
@@ -90,14 +98,12 @@ def episode_of(*nodes: NodeId, seats: Sequence[int] = (0,)) -> list[Group]:
     return plane.take()[0]
 
 
-def keep(audits: Audits, *versions: int) -> None:
-    for version in versions:
-        audits.auditing.place(v(version)).write_bytes(b"")
+def seeds_of(batch: Sequence[Group]) -> set[int | None]:
+    return {sample.seed for group in batch for sample in group.samples}
 
 
 async def test_newcomers_are_audited_in_full_and_each_rollout_once(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(ALICE, BOB)
-    keep(audits, 0)
     chosen = audits.auditing.select(batch)
     assert [one.node for one in chosen] == [ALICE, ALICE, BOB, BOB]
     assert (await audits.auditing.audit(chosen)).caught == {}
@@ -107,24 +113,16 @@ async def test_newcomers_are_audited_in_full_and_each_rollout_once(tmp_path: Pat
     assert audits.auditing.select(batch) == []
 
 
-async def test_who_is_caught_is_named_with_the_evidence(tmp_path: Path) -> None:
+async def test_the_evidence_outlives_the_process_and_is_enough_to_draw_again(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(ALICE, BOB, groups=8)
-    keep(audits, 0)
-    audits.guilty = {sample.seed for group in batch[1::2] for sample in group.samples}
-    caught = (await audits.auditing.audit(audits.auditing.select(batch))).caught
+    audits.guilty = seeds_of(batch[1::2])
+    caught = await audits.caught_in(batch)
+    assert barred_in(tmp_path) == caught
     assert list(caught) == [BOB]
     assert "its tokens miss what their seeds draw by 1 nats" in caught[BOB]
     (event,) = audits.events
     assert (event["kind"], event["node"], event["detector"]) == ("caught", BOB, "draws")
     assert event["rollouts"][0].startswith("t1/")
-
-
-async def test_the_evidence_outlives_the_process_and_is_enough_to_draw_again(tmp_path: Path) -> None:
-    audits, batch = Audits(tmp_path), batch_of(ALICE, BOB, groups=8)
-    keep(audits, 0)
-    audits.guilty = {sample.seed for group in batch[1::2] for sample in group.samples}
-    (why,) = (await audits.auditing.audit(audits.auditing.select(batch))).caught.values()
-    assert barred_in(tmp_path) == {BOB: why}
     assert BOB in audits.said[0]
     (known,) = evidence_in(tmp_path)
     assert (known["node"], known["detector"], known["engine"]) == (BOB, "draws", "exact")
@@ -143,40 +141,31 @@ async def test_the_evidence_outlives_the_process_and_is_enough_to_draw_again(tmp
     assert shown[1].endswith("tokens miss by 9.000 nats in the mean, log-probs are off by +0.000")
 
 
-async def test_who_is_let_in_again_is_a_newcomer_and_can_be_caught_again(tmp_path: Path) -> None:
-    audits, batch = Audits(tmp_path), batch_of(BOB, groups=4)
-    keep(audits, 0)
-    audits.guilty = {sample.seed for group in batch for sample in group.samples}
-    assert not audits.auditing.let_in(BOB)
-    assert BOB in (await audits.auditing.audit(audits.auditing.select(batch))).caught
-    assert audits.auditing.let_in(BOB)
-    assert not audits.auditing.let_in(BOB)
-    audits.auditing._seen.clear()
-    assert BOB in (await audits.auditing.audit(audits.auditing.select(batch))).caught
-
-
 async def test_a_caught_sampler_is_told_what_is_wrong_and_has_one_more_chance(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=4)
-    keep(audits, 0)
-    audits.guilty = {sample.seed for group in batch for sample in group.samples}
+    audits.guilty = seeds_of(batch)
     assert not audits.auditing.forgive(BOB, "")
+    assert not audits.auditing.let_in(BOB)
     for chances in (1, 0):
-        audits.auditing._seen.clear()
-        assert BOB in (await audits.auditing.audit(audits.auditing.select(batch))).caught
+        assert BOB in await audits.caught_in(batch), "the rollouts of who is forgiven are looked at again"
+        assert audits.auditing.select(batch) == []
         assert list(barred_in(tmp_path)) == [BOB]
         assert audits.auditing.fault_of(BOB).startswith("its tokens miss") == bool(chances)
         assert not audits.auditing.forgive(BOB, "refused by its owner")
         assert audits.auditing.forgive(BOB, barred_in(tmp_path)[BOB]) == bool(chances)
         assert list(barred_in(tmp_path)) == [BOB] * (1 - chances)
+    assert audits.auditing.let_in(BOB)
+    assert not audits.auditing.let_in(BOB)
+    audits.auditing._seen.clear()
+    assert len(audits.auditing.select(batch)) == 8, "who is let in is a newcomer again"
 
 
 @pytest.mark.parametrize(("engine", "exact"), [("mlx", True), ("exact", False), ("", True)])
 async def test_who_lies_is_barred_whatever_it_calls_its_engine(tmp_path: Path, engine: str, exact: bool) -> None:
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=16)
-    keep(audits, 0)
     audits.engine, audits.exact = engine, exact
-    audits.guilty = {sample.seed for group in batch for sample in group.samples}
-    assert BOB in (await audits.auditing.audit(audits.auditing.select(batch))).caught
+    audits.guilty = seeds_of(batch)
+    assert BOB in await audits.caught_in(batch)
     assert list(barred_in(tmp_path)) == [BOB]
 
 
@@ -185,7 +174,6 @@ async def test_log_probs_are_judged_as_finely_as_they_were_recomputed(
     tmp_path: Path, off: float, exact: bool, is_caught: bool
 ) -> None:
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=40)
-    keep(audits, 0)
     audits.off, audits.exact = off, exact
     result = await audits.auditing.audit(audits.auditing.select(batch))
     assert bool(result.caught) == is_caught
@@ -194,7 +182,6 @@ async def test_log_probs_are_judged_as_finely_as_they_were_recomputed(
 
 async def test_claims_of_an_unmeasured_class_are_replaced_by_what_was_recomputed(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path, share=0.0), batch_of(BOB, groups=40)
-    keep(audits, 0)
     audits.engine, audits.off = "vllm/bfloat16/cuda", ANY.bias / 2
     chosen = audits.auditing.select(batch)
     assert len(chosen) == 80, "all are drawn again, whoever they are from"
@@ -213,7 +200,6 @@ async def test_claims_of_an_unmeasured_class_are_replaced_by_what_was_recomputed
 
 async def test_of_an_episode_only_what_an_unmeasured_sampler_drew_is_replaced(tmp_path: Path) -> None:
     audits, (group,) = Audits(tmp_path), episode_of(ALICE, BOB)
-    keep(audits, 0)
     audits.off = 0.01
     audits.auditing._class_of = lambda node: "exact" if node == ALICE else "new"
     result = await audits.auditing.audit(audits.auditing.select([group]))
@@ -225,20 +211,8 @@ async def test_of_an_episode_only_what_an_unmeasured_sampler_drew_is_replaced(tm
     assert changed == set(range(turn.start, turn.end))
 
 
-async def test_who_is_forgiven_is_looked_at_again_in_the_same_batch(tmp_path: Path) -> None:
-    """Others, or itself, draw what it gave: the names of these rollouts are the same."""
-    audits, batch = Audits(tmp_path), batch_of(BOB, groups=4)
-    keep(audits, 0)
-    audits.guilty = {sample.seed for group in batch for sample in group.samples}
-    assert (await audits.auditing.audit(audits.auditing.select(batch))).caught
-    assert audits.auditing.select(batch) == []
-    assert audits.auditing.forgive(BOB, barred_in(tmp_path)[BOB])
-    assert len(audits.auditing.select(batch)) == 8
-
-
 async def test_one_sampler_in_half_precision_widens_nobody_else_s_limits(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(ALICE, BOB, groups=80)
-    keep(audits, 0)
     audits.off, audits.exact = 0.1, None
     audits.auditing._class_of = lambda node: "transformers/float32/cpu" if node == ALICE else "unknown"
     result = await audits.auditing.audit(audits.auditing.select(batch))
@@ -248,7 +222,6 @@ async def test_one_sampler_in_half_precision_widens_nobody_else_s_limits(tmp_pat
 
 async def test_greedy_answers_are_judged_by_their_draws_alone(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=16)
-    keep(audits, 0)
     for group in batch:
         group.purpose, group.rules = "eval", structs.replace(group.rules, temperature=0.0)
     audits.off = 0.9
@@ -258,10 +231,10 @@ async def test_greedy_answers_are_judged_by_their_draws_alone(tmp_path: Path) ->
 
 
 async def test_an_answer_is_genuine_or_not_or_nobody_knows(tmp_path: Path) -> None:
-    audits, (group,) = Audits(tmp_path), batch_of(BOB, groups=1)
+    audits, (group,) = Audits(tmp_path, kept=()), batch_of(BOB, groups=1)
     first, second = group.samples
     assert (await audits.auditing.is_genuine(group, first))[0] is None
-    keep(audits, 0)
+    audits.auditing.place(v(0)).write_bytes(b"")
     audits.guilty = {second.seed}
     assert (await audits.auditing.is_genuine(group, first))[0]
     found = [await audits.auditing.is_genuine(group, second) for _ in range(4)]
@@ -269,12 +242,9 @@ async def test_an_answer_is_genuine_or_not_or_nobody_knows(tmp_path: Path) -> No
     assert list(found[-1][1].caught) == [BOB], "answers on which rewards fail are evidence too"
 
 
-def test_the_classes_that_ship_can_be_read() -> None:
-    assert measured_classes()["transformers/float32/cpu"].margin < 0.01
-
-
 def test_the_owner_of_the_learner_s_machine_may_measure_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert measured_classes()["transformers/float32/cpu"].margin < 0.01
     assert "vllm/bfloat16/cuda" not in measured_classes()
     path = tmp_path / "echo-node" / "classes.toml"
     path.parent.mkdir()
@@ -287,8 +257,8 @@ def test_the_owner_of_the_learner_s_machine_may_measure_more(tmp_path: Path, mon
 
 
 async def test_without_the_weights_nothing_is_found_and_nothing_looked_at_twice(tmp_path: Path) -> None:
-    audits, batch = Audits(tmp_path), batch_of(ALICE)
-    assert (await audits.auditing.audit(audits.auditing.select(batch))).caught == {}
+    audits, batch = Audits(tmp_path, kept=()), batch_of(ALICE)
+    assert await audits.caught_in(batch) == {}
     assert audits.asked == []
     assert audits.auditing.select(batch) == []
     assert [(event["kind"], event["version"]) for event in audits.events] == [("unaudited", "0.0")]
@@ -296,8 +266,7 @@ async def test_without_the_weights_nothing_is_found_and_nothing_looked_at_twice(
 
 
 async def test_each_part_of_a_rollout_is_drawn_again_by_the_version_that_drew_it(tmp_path: Path) -> None:
-    audits, (group,) = Audits(tmp_path), batch_of(BOB, groups=1)
-    keep(audits, 0, 1)
+    audits, (group,) = Audits(tmp_path, kept=(0, 1)), batch_of(BOB, groups=1)
     sample = group.samples[0]
     assert sample.rollout is not None
     cut, end = Span(version=v(0), start=0, end=1), sample.rollout.length
@@ -315,7 +284,6 @@ async def test_each_part_of_a_rollout_is_drawn_again_by_the_version_that_drew_it
 
 async def test_each_turn_of_an_episode_is_drawn_again_from_all_that_was_read_before(tmp_path: Path) -> None:
     audits, (group,) = Audits(tmp_path), episode_of(ALICE, BOB, ALICE)
-    keep(audits, 0)
     chosen = audits.auditing.select([group])
     assert [(one.name, one.node) for one in chosen] == [("t0/0", ALICE), ("t0/0", ALICE), ("t0/0", BOB)]
     assert (await audits.auditing.audit(chosen)).caught == {}
@@ -332,7 +300,6 @@ async def test_each_turn_of_an_episode_is_drawn_again_from_all_that_was_read_bef
 
 async def test_each_player_draws_from_a_seed_of_its_own_and_what_it_has_read_itself(tmp_path: Path) -> None:
     audits, (group,) = Audits(tmp_path), episode_of(ALICE, BOB, ALICE, BOB, seats=(0, 1))
-    keep(audits, 0)
     await audits.auditing.audit(audits.auditing.select([group]))
     ((_, asked),) = audits.asked
     prompt, seed = group.prompt.token_ids, group.samples[0].seed
@@ -348,13 +315,12 @@ async def test_each_player_draws_from_a_seed_of_its_own_and_what_it_has_read_its
 async def test_who_lies_in_one_turn_of_an_episode_of_two_is_caught_alone(tmp_path: Path, liar: NodeId) -> None:
     """BOB hands in the last turn of each episode, and is its author."""
     audits = Audits(tmp_path)
-    keep(audits, 0)
     audits.lies = {ints(4 if liar == ALICE else 5, STOP)}
     caught: dict[NodeId, str] = {}
     for _ in range(NEW_ROLLOUTS):
         batch = episode_of(ALICE, BOB)
         audits.auditing._seen.clear()
-        caught |= (await audits.auditing.audit(audits.auditing.select(batch))).caught
+        caught |= await audits.caught_in(batch)
         if caught:
             break
     assert list(caught) == [liar]
@@ -368,18 +334,16 @@ async def test_who_lies_in_one_turn_of_an_episode_of_two_is_caught_alone(tmp_pat
 
 async def test_tokens_after_the_end_of_an_answer_were_not_drawn(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=4)
-    keep(audits, 0)
     for sample in (sample for group in batch for sample in group.samples):
         assert sample.rollout is not None
         tokens = array("i", sample.rollout.token_ids)
         tokens[0] = tokens[-1]
         sample.rollout = structs.replace(sample.rollout, token_ids=tokens.tobytes())
-    assert BOB in (await audits.auditing.audit(audits.auditing.select(batch))).caught
+    assert BOB in await audits.caught_in(batch)
 
 
 async def test_who_draws_what_a_caught_sampler_gave_is_audited_too(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(BOB)
-    keep(audits, 0)
     await audits.auditing.audit(audits.auditing.select(batch))
     for group in batch:
         for sample in group.samples:
@@ -391,7 +355,6 @@ async def test_newcomers_are_audited_as_far_as_there_is_time_and_their_first_rol
     tmp_path: Path,
 ) -> None:
     audits, batch = Audits(tmp_path, share=0.0, seconds=8.0), batch_of(ALICE, BOB, groups=40)
-    keep(audits, 0)
     first = audits.auditing.select(batch)
     assert Counter(one.node for one in first) == {ALICE: FIRST_ROLLOUTS, BOB: FIRST_ROLLOUTS}
     await audits.auditing.audit(first)
@@ -407,7 +370,6 @@ async def test_newcomers_are_audited_as_far_as_there_is_time_and_their_first_rol
 async def test_a_newcomer_that_lies_is_audited_in_full_before_its_batch_is_taken(tmp_path: Path) -> None:
     """Its first rollouts make it suspect, and then there is no limit."""
     audits, batch = Audits(tmp_path, share=0.0, seconds=8.0), batch_of(ALICE, groups=40)
-    keep(audits, 0)
     first = audits.auditing.select(batch)
     assert len(first) == FIRST_ROLLOUTS
     audits.guilty = {one.seed for one in first[:3]}
@@ -417,7 +379,6 @@ async def test_a_newcomer_that_lies_is_audited_in_full_before_its_batch_is_taken
 
 async def test_audits_of_known_samplers_stay_within_their_share_of_the_time(tmp_path: Path) -> None:
     audits = Audits(tmp_path, share=1.0, seconds=1.0)
-    keep(audits, 0)
     for _ in range(NEW_ROLLOUTS // 2):
         batch = batch_of(ALICE, groups=1)
         audits.auditing._seen.clear()
@@ -436,8 +397,7 @@ async def test_audits_of_known_samplers_stay_within_their_share_of_the_time(tmp_
 
 
 def test_weights_are_given_up_that_no_batch_can_need(tmp_path: Path) -> None:
-    audits = Audits(tmp_path)
-    keep(audits, 0, 1, 2, 10)
+    audits = Audits(tmp_path, kept=(0, 1, 2, 10))
     audits.auditing.measured = v(1)
     audits.auditing.prune(2)
     assert audits.auditing.place(v(1)).exists(), "a held-out round of it is under way"

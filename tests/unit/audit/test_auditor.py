@@ -92,7 +92,7 @@ def test_noise_that_cancels_out_is_caught_by_its_size(limits: Limits) -> None:
 
 
 @pytest.mark.parametrize("limits", EACH)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_tokens_that_were_not_drawn_are_caught(limits: Limits, seed: int) -> None:
     """A third of the tokens is replaced by others, which miss by two nats in the mean."""
 

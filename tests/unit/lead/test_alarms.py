@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from swarm.lead.signal import (
-    FLAT_GROUPS,
-    FLAT_STEPS,
-    FLOOR_STEPS,
-    LearningSignal,
-    rewards_failed,
-)
+from swarm.lead.signal import FLAT_GROUPS, FLAT_STEPS, FLOOR_STEPS, LearningSignal, rewards_failed
 from swarm.rollout.plane.groups import Group, Sample
 from swarm.types import GroupId, Score
 from tests.builders import RULES, STOP, prompt, rollout, v

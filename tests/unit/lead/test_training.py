@@ -264,23 +264,14 @@ async def test_what_a_killed_learner_left_beside_its_checkpoints_goes_at_the_sta
     assert not left.exists()
 
 
-async def test_weights_that_come_out_as_published_stand(run: Run) -> None:
+@pytest.mark.parametrize("other_weights", [False, True])
+async def test_weights_that_come_out_otherwise_than_published_are_told(run: Run, other_weights: bool) -> None:
     await run.training.catch_up(2)
     run.training.published = PublishedStep(step=2, content=cast(Any, await run.content()))
+    run.child.other_weights = other_weights
     run.child.dies_at = [("train", 2)]
     await run.training.catch_up(3)
-    assert run.diverged == 0
-    assert "diverged" not in run.events
-
-
-async def test_weights_that_come_out_otherwise_are_told(run: Run) -> None:
-    await run.training.catch_up(2)
-    run.training.published = PublishedStep(step=2, content=cast(Any, await run.content()))
-    run.child.other_weights = True
-    run.child.dies_at = [("train", 2)]
-    await run.training.catch_up(3)
-    assert run.diverged == 1
-    assert run.events.count("diverged") == 1
+    assert run.diverged == run.events.count("diverged") == other_weights
     assert run.training.step == 3
 
 

@@ -24,7 +24,7 @@ def rent_of(costs: CostBook, now: float) -> float:
 def test_a_run_by_hand() -> None:
     costs = book()
     costs.joined("a", Terms("4090", (0.4, 0.004, 0.006)), now=100.0)
-    costs.joined("b", Terms("3090", (0.2, 0.0, 0.0)), now=100.0)
+    costs.joined("b", Terms("3090", (0.2, 0.0, 0.0)), now=100.0)  # And stands by for an hour, which costs nothing
     costs.activated("a", now=100.0)
     costs.activated("b", now=100.0 + HOUR_S)
     costs.accepted("a", rollouts=300, tokens=60_000)
@@ -45,12 +45,6 @@ def test_a_run_by_hand() -> None:
     assert nodes["a"].cost == pytest.approx(0.67)
     assert nodes["a"].active_s == pytest.approx(1.5 * HOUR_S)
     assert figures.by_class["3090"] == nodes["b"]
-
-
-def test_standby_is_not_charged() -> None:
-    costs = book()
-    costs.joined("a", Terms("4090", (0.4, 0.0, 0.0)), now=100.0)
-    assert rent_of(costs, 100.0 + HOUR_S) == 0.0
 
 
 def test_a_new_price_counts_from_then_on() -> None:

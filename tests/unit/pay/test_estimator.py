@@ -47,9 +47,6 @@ def worker_of(estimator: Estimator, node: str, now: float = 1000.0) -> Worker:
     return next(worker for worker in estimator.workers(now) if worker.name == node)
 
 
-# -- without samples ----------------------------------------------------------------------------------------------
-
-
 def test_without_a_step_or_a_length_there_is_no_demand() -> None:
     estimator = joined("a")
     assert demand_of(estimator) is None
@@ -59,23 +56,12 @@ def test_without_a_step_or_a_length_there_is_no_demand() -> None:
     assert demand_of(estimator) is not None
 
 
-def test_start_values_are_a_demand() -> None:
-    start = StartValues(train_step_s=50.0, lengths=Lengths(tokens=(7.0,)))
-    found = demand_of(Estimator(start))
+def test_without_samples_every_figure_has_its_start_value() -> None:
+    estimator = joined("a", start=StartValues(train_step_s=50.0, lengths=Lengths(tokens=(7.0,)), start_s=34.0))
+    found, (one,) = demand_of(estimator), estimator.workers(0.0)
     assert found is not None
     assert (found.train_step_s, found.lengths.mean) == (50.0, 7.0)
-
-
-def test_without_samples_every_figure_has_its_start_value() -> None:
-    estimator = joined("a", start=StartValues(start_s=34.0))
-    assert estimator.workers(0.0)[0].rollouts_per_s == 0.0
-    assert estimator.workers(0.0)[0].start_s == 34.0
-    assert estimator.train_step_s() is None
-    assert estimator.idle_share() is None
-    assert Estimator(StartValues()).workers(0.0) == []
-
-
-# -- outliers -----------------------------------------------------------------------------------------------------
+    assert (one.rollouts_per_s, one.start_s, estimator.idle_share()) == (0.0, 34.0, None)
 
 
 def test_one_stall_moves_nothing() -> None:
@@ -99,6 +85,7 @@ def test_what_changed_for_good_is_seen() -> None:
 def test_figures_without_sense_change_nothing(value: float) -> None:
     estimator = joined("a")
     estimator.trained(value)
+    estimator.trained(0.0)
     estimator.idle(value)
     estimator.rate("a", value, 8, False)
     estimator.rate("a", 1.0, 0, False)
@@ -109,37 +96,23 @@ def test_figures_without_sense_change_nothing(value: float) -> None:
     assert estimator.idle_share() is None
 
 
-def test_a_step_of_no_time_is_none() -> None:
-    estimator = Estimator(StartValues())
-    estimator.trained(0.0)
-    assert estimator.train_step_s() is None
-
-
-# -- rates --------------------------------------------------------------------------------------------------------
-
-
-def test_honest_claims_are_believed_though_pacing_lets_samplers_wait() -> None:
-    estimator = joined("a", "b", "c")
-    for node in ("a", "b", "c"):
-        works(estimator, node, rate=0.1, claim=0.4)
-    assert worker_of(estimator, "a").rollouts_per_s == pytest.approx(0.4)
-    assert worker_of(estimator, "a").samples_at_once == 8
-
-
 def test_a_liar_is_held_to_twice_what_others_would_claim_for_the_same_work() -> None:
+    """Honest claims are believed, though pacing lets samplers wait."""
     estimator = joined("a", "b", "liar")
-    works(estimator, "a", rate=0.3, claim=0.4)
-    works(estimator, "b", rate=0.3, claim=0.4)
-    works(estimator, "liar", rate=0.3, claim=1e9)
+    for node, claim in (("a", 0.4), ("b", 0.4), ("liar", 1e9)):
+        works(estimator, node, rate=0.1, claim=claim)
     assert worker_of(estimator, "liar").rollouts_per_s == pytest.approx(0.8)
     assert worker_of(estimator, "a").rollouts_per_s == pytest.approx(0.4)
+    assert worker_of(estimator, "a").samples_at_once == 8
+    estimator.joined("a", Terms("card", (0.1, 0.01, 0.02)), now=1000.0)
+    again = worker_of(estimator, "a")
+    assert (again.cost_per_hour, again.rollouts_per_s) == (0.1, pytest.approx(0.4)), "prices change, nothing is lost"
 
 
 def test_who_stopped_to_give_is_not_believed_for_ever() -> None:
     estimator = joined("a", "b", "hung")
     for node in ("a", "b", "hung"):
         works(estimator, node, rate=0.3, claim=0.4)
-    assert worker_of(estimator, "hung").rollouts_per_s == pytest.approx(0.4)
     for minute in range(1, 61):
         for node in ("a", "b"):
             estimator.generated(node, [100] * 18, now=1000.0 + 60.0 * minute)
@@ -147,32 +120,27 @@ def test_who_stopped_to_give_is_not_believed_for_ever() -> None:
     assert worker_of(estimator, "a", now=4600.0).rollouts_per_s == pytest.approx(0.4)
 
 
-def test_a_claim_that_is_not_proven_is_held_to_what_others_of_its_class_do() -> None:
-    estimator = joined("a", "b", "new")
-    works(estimator, "a", rate=0.3, claim=0.4)
-    works(estimator, "b", rate=0.3, claim=0.5)
-    estimator.rate("new", 1e9, 8, False)
-    assert worker_of(estimator, "new").rollouts_per_s == pytest.approx(0.4)
-    assert worker_of(estimator, "new").claimed_rollouts_per_s == 0.0
-
-
-def test_of_a_class_that_nobody_has_proven_twice_what_the_best_does_is_counted_on_and_the_claim_passed_on() -> None:
+def test_who_has_not_proven_itself_is_held_to_its_class_or_to_twice_the_best_and_its_claim_passed_on() -> None:
     estimator = joined("a", "b")
     works(estimator, "a", rate=0.3, claim=0.4)
     works(estimator, "b", rate=0.3, claim=0.5)
-    for stranger, claim in (("modest", 0.7), ("fast", 1e9)):
-        estimator.joined(stranger, Terms("other card", (0.0, 0.0, 0.0)), now=0.0)
-        estimator.rate(stranger, claim, 8, False)
-    modest, fast = worker_of(estimator, "modest"), worker_of(estimator, "fast")
-    assert (modest.rollouts_per_s, modest.claimed_rollouts_per_s) == (0.7, 0.7)
-    assert fast.rollouts_per_s == pytest.approx(2 * 0.4)
-    assert fast.claimed_rollouts_per_s == 1e9
-
-
-def test_while_nobody_has_proven_anything_claims_are_all_that_is_known() -> None:
-    estimator = joined("a")
-    estimator.rate("a", 7.0, 8, False)
-    assert (worker_of(estimator, "a").rollouts_per_s, worker_of(estimator, "a").claimed_rollouts_per_s) == (7.0, 0.0)
+    believed = {
+        ("card", 1e9): (0.4, 0.0),
+        ("card", None): (0.4, 0.0),
+        ("other card", 0.7): (0.7, 0.7),
+        ("other card", 1e9): (2 * 0.4, 1e9),
+        ("other card", None): (0.0, 0.0),
+    }
+    for (device_class, claim), rates in believed.items():
+        estimator.joined(name := f"{device_class} {claim}", Terms(device_class, (0.0, 0.0, 0.0)), now=0.0)
+        if claim is not None:
+            estimator.rate(name, claim, 8, False)
+        found = worker_of(estimator, name)
+        assert (found.rollouts_per_s, found.claimed_rollouts_per_s) == pytest.approx(rates)
+    alone = joined("a")
+    alone.rate("a", 7.0, 8, False)
+    found = worker_of(alone, "a")
+    assert (found.rollouts_per_s, found.claimed_rollouts_per_s) == (7.0, 0.0), "nobody has proven anything yet"
 
 
 def test_what_a_class_has_proven_is_remembered_when_all_of_it_are_gone() -> None:
@@ -186,8 +154,7 @@ def test_what_a_class_has_proven_is_remembered_when_all_of_it_are_gone() -> None
     estimator.joined("back", Terms("card", (0.2, 0.0, 0.0)), now=2000.0)
     estimator.rate("back", 0.4, 8, False)
     back = worker_of(estimator, "back", now=2000.0)
-    assert back.rollouts_per_s == pytest.approx(0.4)
-    assert back.claimed_rollouts_per_s == 0.0
+    assert (back.rollouts_per_s, back.claimed_rollouts_per_s) == (pytest.approx(0.4), 0.0)
 
 
 def test_one_that_gives_nothing_for_as_long_as_others_prove_themselves_counts_for_nothing() -> None:
@@ -209,14 +176,6 @@ def test_nobody_is_judged_before_others_like_it_would_have_proven_themselves() -
     estimator.rate("unlucky", 0.004, 8, False)
     works(estimator, "a", rate=0.1, claim=0.4, until_s=JUDGED_S)
     assert worker_of(estimator, "unlucky", now=JUDGED_S).rollouts_per_s == pytest.approx(0.004)
-
-
-def test_one_without_a_claim_has_its_class_s_rate_or_none() -> None:
-    estimator = joined("a", "b")
-    works(estimator, "a", rate=0.3, claim=0.4)
-    assert worker_of(estimator, "b").rollouts_per_s == pytest.approx(0.4)
-    estimator.joined("stranger", Terms("other card", (0.0, 0.0, 0.0)), now=0.0)
-    assert worker_of(estimator, "stranger").rollouts_per_s == 0.0
 
 
 def test_who_grew_slower_is_seen_within_hours() -> None:
@@ -248,9 +207,6 @@ def test_a_start_lasts_until_the_first_accepted_rollout() -> None:
     estimator.generated("a", [100], now=900.0)
     estimator.stood_by("b", now=300.0)
     assert worker_of(estimator, "b").start_s == 250.0
-
-
-# -- departures ---------------------------------------------------------------------------------------------------
 
 
 def test_a_class_that_nobody_left_is_not_immortal_and_one_that_many_left_is_known_for_it() -> None:
@@ -293,9 +249,6 @@ def test_those_that_leave_together_do_not_each_cost_a_pass_over_all_others(monke
     assert kept == pytest.approx([0.4, 0.4])
 
 
-# -- tables -------------------------------------------------------------------------------------------------------
-
-
 def test_the_tables_are_bounded() -> None:
     estimator = Estimator(StartValues())
     for number in range(MAX_NODES):
@@ -308,15 +261,6 @@ def test_the_tables_are_bounded() -> None:
     estimator.left("n0", vanished=True, now=1.0)
     estimator.joined("late", Terms("card", (0.2, 0.0, 0.0)), now=1.0)
     assert len(estimator.workers(1.0)) == MAX_NODES
-
-
-def test_joining_again_changes_prices_and_forgets_nothing() -> None:
-    estimator = joined("a")
-    works(estimator, "a", rate=0.3, claim=0.4)
-    estimator.joined("a", Terms("card", (0.1, 0.01, 0.02)), now=1000.0)
-    found = worker_of(estimator, "a")
-    assert found.cost_per_hour == 0.1
-    assert found.rollouts_per_s == pytest.approx(0.4)
 
 
 def test_what_is_said_of_strangers_is_ignored() -> None:

@@ -34,14 +34,10 @@ def sampler(name: str = "a", *, places: int = 64, place_s: float = 30.0, lockste
 
 EQUAL_LENGTHS = [
     (0, 1, 18, 108.0),
-    (1, 1, 18, 60.0),
     (1, 1, 54, 72.0),
-    (1, 1, 90, 90.0),
     (2, 1, 90, 60.0),
     (1, 2, 18, 84.0),
-    (2, 2, 54, 72.0),
     (3, 2, 100, 62.5),
-    (3, 3, 54, 68.0),
     (4, 3, 100, 190 / 3),
     (4, 2, 200, 72.5),
 ]
@@ -125,7 +121,6 @@ def test_a_shortfall_is_told_with_its_inequality() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train_step_s": 0.0}, "train_step_s is 0, it must be positive and finite"),
         ({"train_step_s": math.nan}, "train_step_s is nan, it must be positive and finite"),
         ({"groups_per_step": -1}, "groups_per_step is -1, it must be positive and finite"),
         ({"group_size": 0}, "group_size is 0, it must be positive and finite"),
@@ -145,10 +140,7 @@ def test_a_demand_that_makes_no_sense_is_named(change: dict[str, float], message
     ("worker", "install_s", "message"),
     [
         (replace(sampler(), rollouts_per_s=0.0), 1.0, "worker a: rollouts_per_s is 0, it must be positive and finite"),
-        (replace(sampler(), rollouts_per_s=-2.0), 1.0, "worker a: rollouts_per_s is -2, it must be"),
-        (replace(sampler(), rollouts_per_s=math.nan), 1.0, "worker a: rollouts_per_s is nan, it must be"),
         (replace(sampler(), samples_at_once=0), 1.0, "worker a: samples_at_once is 0, it must be"),
-        (sampler(), -1.0, "worker a: install_s is -1, it must be finite and not negative"),
         (sampler(), math.inf, "worker a: install_s is inf, it must be finite and not negative"),
     ],
 )

@@ -28,10 +28,7 @@ from tests.capacity import demand, worker
         (1, 1, 60.0, 0.0, 0.5),
         (1, 1, 60.0, 100.0, 0.25),
         (1, 1, 36.0, 36.0, 1 / 1.639344),
-        (2, 1, 120.0, 0.0, 1.0),
         (2, 2, 120.0, 0.0, 0.0),
-        (1, 1, 500.0, 0.0, 0.0),
-        (0, 1, 1.0, 0.0, 0.0),
     ],
 )
 def test_what_is_begun_in_time_counts(
@@ -47,21 +44,13 @@ def test_who_delays_a_waiting_learner_less_is_worth_more() -> None:
     assert waiting_share(wanted, install_s=0.0, place_s=50.0) > 0.5
 
 
-@pytest.mark.parametrize(
-    ("departures_per_hour", "replace_s", "share"), [(0.0, 600.0, 0.0), (1.0, 3600.0, 0.5), (0.1, 360.0, 0.01 / 1.01)]
-)
+@pytest.mark.parametrize(("departures_per_hour", "replace_s", "share"), [(0.0, 600.0, 0.0), (0.1, 360.0, 0.01 / 1.01)])
 def test_a_place_is_empty_while_another_one_starts(departures_per_hour: float, replace_s: float, share: float) -> None:
     assert missing_share(departures_per_hour=departures_per_hour, replace_s=replace_s) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
-    ("rates", "missing", "reserve"),
-    [
-        ([], [], 0.0),
-        ([1.0, 1.0], [0.0, 0.0], 0.0),
-        ([2.0], [0.5], 1.645),
-        ([1.0] * 100, [0.1] * 100, 1.645 * 3.0),
-    ],
+    ("rates", "missing", "reserve"), [([], [], 0.0), ([2.0], [0.5], 1.645), ([1.0] * 100, [0.1] * 100, 1.645 * 3.0)]
 )
 def test_the_reserve_is_what_95_percent_of_the_time_need(
     rates: list[float], missing: list[float], reserve: float

@@ -34,11 +34,6 @@ def test_the_cheapest_per_rollout_are_chosen_and_no_more_than_needed() -> None:
     assert found.has_margin
 
 
-def test_volunteers_come_first() -> None:
-    found = choose(cards(10, 0.4, 0.1, "paid") + cards(5, 0.2, 0.0, "free"))
-    assert {f"free{number}" for number in range(5)} < set(found.active)
-
-
 def test_a_volunteer_whose_rollouts_would_be_stale_is_left_out_and_told() -> None:
     slow = worker("slow", 5.0, 0.0, downlink=80e6 / 2000)
     found = choose([slow, *cards(20, 0.4, 0.1)])
@@ -83,21 +78,11 @@ def test_those_who_wait_are_told_why() -> None:
     assert all("step in when some leave" in found.standby[name] for name in waiting)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        worker("bad", math.nan, 0.1),
-        worker("bad", -1.0, 0.1),
-        worker("bad", math.inf, 0.1),
-        worker("bad", 1.0, math.nan),
-        worker("bad", 1.0, -5.0),
-    ],
-)
-def test_figures_without_sense_are_never_chosen(bad: Worker) -> None:
-    found = choose([bad, *cards(20, 0.3, 0.18)])
+def test_figures_without_sense_are_never_chosen() -> None:
+    """What these are, tests/unit/pay/test_prices.py says."""
+    found = choose([worker("bad", math.inf, 0.1), *cards(20, 0.3, 0.18)])
     assert "bad" not in found.active
-    assert found.standby["bad"]
-    assert "\n" not in found.standby["bad"]
+    assert "rate" in found.standby["bad"]
 
 
 def test_nobody_there_is_an_answer() -> None:
@@ -108,11 +93,6 @@ def test_nobody_there_is_an_answer() -> None:
     assert "no sampler with a known rate" in found.why
 
 
-def test_all_are_active_if_that_is_wanted() -> None:
-    found = choose(cards(40, 0.3, 0.2), Rules(activate="all"))
-    assert len(found.active) == 40
-
-
 def test_a_fleet_that_is_too_slow_is_active_and_that_is_said() -> None:
     found = choose(cards(8, 0.3, 0.2))
     assert not found.feasible
@@ -120,13 +100,8 @@ def test_a_fleet_that_is_too_slow_is_active_and_that_is_said() -> None:
     assert found.prediction.idle_share == pytest.approx(1 - 8 * 0.3 / NEED)
     assert "idle 44%" in found.why
     assert "are needed" in found.why
-
-
-def test_a_fleet_without_the_margin_is_active_and_good_enough() -> None:
     found = choose(cards(15, 0.285, 0.2))
-    assert found.feasible
-    assert len(found.active) == 15
-    assert not found.has_margin
+    assert (found.feasible, found.has_margin, len(found.active)) == (True, False, 15), "good enough without the margin"
 
 
 @pytest.mark.parametrize("activate", ["all", "cheapest"])
@@ -178,16 +153,16 @@ def test_a_star_that_can_not_carry_enough_is_as_large_as_helps() -> None:
     assert len(found.active) < 100
 
 
-@pytest.mark.parametrize("wrong", [{"idle_target": 0.0}, {"idle_target": 1.5}, {"idle_target": math.nan}])
-def test_a_target_that_is_no_share_is_refused(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize("wrong", [0.0, 1.5, math.nan])
+def test_a_target_that_is_no_share_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="idle target"):
-        Rules(idle_target=wrong["idle_target"])
+        Rules(idle_target=wrong)
 
 
-@pytest.mark.parametrize("budget", [-1.0, math.nan])
-def test_a_budget_that_is_no_price_is_refused(budget: float) -> None:
+@pytest.mark.parametrize("wrong", [-1.0, math.nan])
+def test_a_budget_that_is_no_price_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="budget"):
-        Rules(budget_per_hour=budget)
+        Rules(budget_per_hour=wrong)
 
 
 def test_a_thousand_samplers_are_chosen_from_in_few_plans() -> None:
@@ -200,15 +175,9 @@ def test_a_thousand_samplers_are_chosen_from_in_few_plans() -> None:
 
     found = Search(demand(groups=2000, max_staleness=4), random_fleet(1000, Random(1)), counted, Rules()).select()
     assert found.feasible
-    assert len(plans) <= 8
-
-
-def test_a_set_is_fast_enough_by_the_closed_form_too() -> None:
-    found = Search(demand(groups=32), random_fleet(30, Random(3)), by_downlink, Rules()).select()
-    assert found.feasible
     assert found.prediction.idle_share <= 0.02
-    assert found.least_rollouts_per_s >= 32 * 8 / 120
-    assert 0 < len(found.active) < 30
+    assert found.least_rollouts_per_s >= 2000 * 8 / 120
+    assert len(plans) <= 8
 
 
 def test_in_sequential_mode_the_set_is_near_the_least_idle_share() -> None:

@@ -27,23 +27,10 @@ def load(name: str) -> Scenario:
     [
         ("price_per_h = 0.40 ", "price_per_h = -1.0 ", "fleet vast-4090: price_per_h = -1.0: input should be greater"),
         ("price_per_h = 0.40 ", "", "fleet vast-4090: price_per_h is missing"),
-        ("price_per_h = 7.16 ", "# ", "learner.price_per_h is missing"),
-        (
-            "tokens_per_s = 1120",
-            "tokens_per_s = 0",
-            "fleet vast-4090: tokens_per_s = 0: input should be greater than 0",
-        ),
-        ("tokens_per_s = 1120", "tokens_per_s = nan", "vast-4090: tokens_per_s = nan: input should be a finite number"),
-        ("tokens_per_s = 1120", "tokens_per_s = inf", "vast-4090: tokens_per_s = inf: input should be"),
+        ("tokens_per_s = 1120", "tokens_per_s = 0", "vast-4090: tokens_per_s = 0: input should be greater than 0"),
+        ("tokens_per_s = 1120", "tokens_per_s = inf", "vast-4090: tokens_per_s = inf: input should be a finite number"),
         ("tokens_per_s = 1120", "tokens_per_s = '9'", "vast-4090: tokens_per_s = '9': input should be a valid number"),
-        (
-            "tokens_per_s = 1120",
-            "tokens_per_s = true",
-            "vast-4090: tokens_per_s = True: input should be a valid number",
-        ),
-        ("down_usd_per_gb = 0.003", "", "fleet vast-5090: down_usd_per_gb is missing"),
         ("up_mbps = 2000", "up_mbps = 0", "learner.up_mbps = 0: input should be greater than 0"),
-        ("train_step_s = 120 ", "train_step_s = nan ", "learner.train_step_s = nan: input should be a finite number"),
         ("gen_s = 170", "gen_s = -170", "baseline.colocated.gen_s = -170: input should be greater than 0"),
         ("margin = 1.05", "margin = 0.5", "baseline.async_dc.margin = 0.5: input should be greater than or equal to 1"),
         ("group_size = 8", "group_size = 7", "learner: rollouts_per_step 512 is no multiple of group_size 7"),
@@ -54,25 +41,16 @@ def load(name: str) -> Scenario:
         ("sigma = 0.90", "sigma = 0.90\nmu = 7.0", "rollout: mu 7 is not the logarithm of the median, 7.496"),
         ('name = "vast-4090"', 'name = "vast-3090"', "two classes of the fleet are named vast-3090"),
         ('name = "vast-4090"', "", "fleet number 2: name is missing"),
-        (
-            "[simulation]",
-            "[[simulation.departures]]\nfleet = 'x'\nat_h = 1\n[simulator]",
-            "simulator is no key of this",
-        ),
-        (
-            "hours = 24",
-            "[[simulation.departures]]\nfleet = 'x'\nat_h = 1",
-            "no class of the fleet is named x: vast-3090",
-        ),
+        ("hours = 24", "[[simulation.departures]]\nfleet = 'x'\nat_h = 1", "no class of the fleet is named x: vast-30"),
         ("[delta]", "[deltas]", "deltas is no key of this file: did you mean delta?"),
     ],
 )
 def test_a_bad_scenario_is_refused_in_one_line_that_names_file_and_key(
     tmp_path: Path, old: str, new: str, line: str
 ) -> None:
-    assert TEXT.count(old) >= 1
+    assert old in TEXT
     file = tmp_path / "bad.toml"
-    file.write_text(TEXT.replace(old, new, 1) if old != "[delta]" else TEXT.replace(old, new))
+    file.write_text(TEXT.replace(old, new, 1))
     with pytest.raises(UserError) as caught:
         load_file(Scenario, file)
     told = str(caught.value)
@@ -101,18 +79,13 @@ def of_class(scenario: Scenario, name: str, random: Random | None = None) -> lis
         ("volunteers-8b", 140, 83),
         ("volunteers-8b-fp8", 140, 83),
         ("internet-32b", 520, 475),
+        ("internet-32b-fp8", 1000, 740),
     ],
 )
 def test_an_example_has_the_nodes_that_its_head_speaks_of(name: str, nodes: int, online: int) -> None:
     scenario = load(name)
     assert sum(one.count for one in scenario.fleet) == nodes
-    assert len(online_of(scenario, random=None)) == online
-
-
-def test_internet_32b_with_fp8_has_a_thousand_nodes() -> None:
-    scenario = load("internet-32b-fp8")
-    assert sum(one.count for one in scenario.fleet) == 1000
-    assert 730 <= len(online_of(scenario, random=None)) <= 750
+    assert len(online_of(scenario, random=None)) == pytest.approx(online, abs=10 if nodes == 1000 else 0)
 
 
 @pytest.mark.parametrize(("steps", "megabytes"), [(1, 80.4), (2, 126.16), (8, 310.65), (10**6, 8040.0)])
@@ -132,17 +105,13 @@ def test_a_worker_is_what_its_class_says() -> None:
     assert worker.start_s > 45 + 8.04e9 / 2.5e8
 
 
-def test_what_the_learner_needs_is_in_groups() -> None:
-    demand = demand_of(load("lab-4b"), max_staleness=3, publish_every_steps=2)
-    assert (demand.groups_per_step, demand.group_size, demand.rollouts_per_step) == (64, 8, 512)
-    assert (demand.max_staleness, demand.publish_every_steps, demand.train_step_s) == (3, 2, 120)
-    assert demand.freshness == "adaptive"
-
-
-def test_a_scenario_may_open_rollouts_as_early_as_the_bound_allows(tmp_path: Path) -> None:
+def test_what_the_learner_needs_is_in_groups(tmp_path: Path) -> None:
     file = tmp_path / "early.toml"
     file.write_text(TEXT.replace("[staleness]", "[staleness]\nfreshness = 'off'"))
-    assert demand_of(load_file(Scenario, file), max_staleness=3, publish_every_steps=1).freshness == "off"
+    for freshness, scenario in (("adaptive", load("lab-4b")), ("off", load_file(Scenario, file))):
+        demand = demand_of(scenario, max_staleness=3, publish_every_steps=2)
+        assert (demand.groups_per_step, demand.group_size, demand.freshness) == (64, 8, freshness)
+        assert (demand.max_staleness, demand.publish_every_steps, demand.train_step_s) == (3, 2, 120)
 
 
 def test_links_without_chance_have_the_median_and_share_of_their_class() -> None:

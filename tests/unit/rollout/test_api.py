@@ -52,14 +52,6 @@ async def test_a_sampler_that_holds_a_version_of_another_life_of_the_learner_has
     assert (await learner.client(ALICE).beat(ahead, 0, 0.0)).newest == v(0, incarnation=1)
 
 
-async def test_leases_answered_make_a_batch(learner: Learner) -> None:
-    await learner.open()
-    verdicts = await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
-    assert [one.verdict for one in verdicts] == ["accepted"] * 4
-    batch = await learner.service.next_batch()
-    assert [group.group_id for group in batch] == ["t0", "t1"]
-
-
 class Accuser:
     """Looks at each batch once, and catches Alice in the first. `own` are log-probs that it recomputes."""
 
@@ -178,13 +170,16 @@ async def test_a_learner_that_waits_for_a_batch_hears_of_the_last_score(learner:
     assert len(await waiting) == 2
 
 
-async def test_a_question_held_open_is_answered_when_an_answer_sets_its_sample_free(learner: Learner) -> None:
+@pytest.mark.parametrize("released", [True, False])
+async def test_a_question_held_open_is_answered_when_a_sample_is_free(learner: Learner, released: bool) -> None:
     await learner.open()
     given = await leases_for(learner, ALICE, 4096)
     waiting = asyncio.create_task(leases_for(learner, BOB, 1))
     await learner.knows(BOB)
-    bad = rollout(group_id=given[0].group_id, index=0, tokens=[99])
-    await learner.client(ALICE).submit([Answer(bad)])
+    if released:
+        await learner.client(ALICE).release(samples_of(given[:1]), forget=False)
+    else:
+        await learner.client(ALICE).submit([Answer(rollout(group_id=given[0].group_id, index=0, tokens=[99]))])
     (one,) = await waiting
     assert one.group_id == given[0].group_id
 
@@ -202,16 +197,6 @@ async def test_a_question_asked_ahead_is_answered_when_its_sampler_has_handed_in
     more = await waiting
     assert isinstance(more, list)
     assert [one.group_id for one in more] == ["t4"]
-
-
-async def test_a_question_held_open_is_answered_when_there_is_work(learner: Learner) -> None:
-    await learner.open()
-    given = await leases_for(learner, ALICE, 4096)
-    waiting = asyncio.create_task(leases_for(learner, BOB, 1))
-    await learner.knows(BOB)
-    await learner.client(ALICE).release(samples_of(given[:1]), forget=False)
-    (one,) = await waiting
-    assert one.group_id == given[0].group_id
 
 
 async def test_a_question_held_open_is_answered_when_the_learner_begins_to_wait(learner: Learner) -> None:
@@ -278,12 +263,11 @@ async def test_a_reward_that_does_nothing_but_fail_ends_the_run(learner: Learner
     assert 1 <= len([kind for kind, _ in learner.events if kind == "reward_failed"]) < 8
 
 
-async def test_a_rollout_whose_reward_fails_gets_zero_and_counts_in_its_group() -> None:
-    async with serving(Learner()) as learner:
-        await learner.open()
-        learner.unscorable = {"t1/0"}
-        await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
-        batch = await learner.service.next_batch()
+async def test_a_rollout_whose_reward_fails_gets_zero_and_counts_in_its_group(learner: Learner) -> None:
+    await learner.open()
+    learner.unscorable = {"t1/0"}
+    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
+    batch = await learner.service.next_batch()
     scores = {group.group_id: [sample.score for sample in group.samples] for group in batch}
     assert scores == {"t0": [HALF, HALF], "t1": [Score(reward=0.0, exact=False), HALF]}
     assert [kind for kind, _ in learner.events if kind in ("reward_failed", "group_dropped")] == ["reward_failed"]
@@ -321,22 +305,19 @@ def settle(failures: RewardFailures, outcome: Score | Unscored, *, now: float, n
     return failures.settle([asked], [outcome], now=now)[0]
 
 
-def test_no_number_of_keys_ends_a_run_whose_reward_works() -> None:
-    failures = RewardFailures(lambda kind, **fields: None)
-    settle(failures, HALF, now=0.0)
-    fails(failures, 10 * MAX_IN_A_ROW, None, now=QUIET_S - 1)
-    with pytest.raises(UserError, match="failed 641 times in a row"):
-        fails(failures, 1, None, now=QUIET_S)
-
-
-@pytest.mark.parametrize(("works", "genuine"), [(False, None), (True, True)])
-def test_a_reward_that_fails_soon_ends_the_run(works: bool, genuine: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("works", "genuine", "most", "ends_at"),
+    [(True, None, 640, QUIET_S), (False, None, MAX_IN_A_ROW - 1, 1.0), (True, True, MAX_IN_A_ROW - 1, 1.0)],
+)
+def test_no_number_of_keys_ends_a_run_whose_reward_works_soon(
+    works: bool, genuine: bool | None, most: int, ends_at: float
+) -> None:
     failures = RewardFailures(lambda kind, **fields: None)
     if works:
         settle(failures, HALF, now=0.0)
-    fails(failures, MAX_IN_A_ROW - 1, genuine, now=1.0)
-    with pytest.raises(UserError, match=f"failed {MAX_IN_A_ROW} times in a row"):
-        fails(failures, 1, genuine, now=1.0)
+    fails(failures, most, genuine, now=ends_at - 1)
+    with pytest.raises(UserError, match=f"failed {most + 1} times in a row"):
+        fails(failures, 1, genuine, now=ends_at)
 
 
 def test_an_environment_that_cannot_begin_ends_the_run_whatever_it_scored() -> None:
@@ -358,24 +339,23 @@ def test_what_nobody_drew_is_no_failure_of_the_reward() -> None:
 
 
 async def test_a_failed_answer_that_nobody_drew_is_drawn_by_others_from_its_seed(
-    monkeypatch: pytest.MonkeyPatch,
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm.rollout.scoring.ASKED_FROM", 2)
-    async with serving(Learner()) as learner:
-        await learner.open()
-        learner.service._auditor = accuser = Accuser()
-        learner.unscorable = {"t0/0", "t0/1"}
-        given = await leases_for(learner, ALICE, 2)
-        await learner.client(BOB).beat(v(0), 0, 0.0)
-        await learner.client(ALICE).submit(answers_to(given))
-        await learner.shows(lambda status: status["rollouts_unscored"] == 0)
-        assert accuser.asked == ["t0/0", "t0/1"], "one failure alone is not worth an audit"
-        again = await leases_for(learner, BOB, 2)
-        seeds = [[spec.seed for spec in one[0].samples] for one in (again, given)]
-        assert (again[0].group_id, seeds[0]) == ("t0", seeds[1])
-        (row,) = [one for one in learner.service.status()["samplers"] if one["node"] == ALICE]
-        assert row["reward_failures"] == 2
-        assert not [entry for entry in learner.journal.entries if isinstance(entry, RolloutScored)]
+    await learner.open()
+    learner.service._auditor = accuser = Accuser()
+    learner.unscorable = {"t0/0", "t0/1"}
+    given = await leases_for(learner, ALICE, 2)
+    await learner.client(BOB).beat(v(0), 0, 0.0)
+    await learner.client(ALICE).submit(answers_to(given))
+    await learner.shows(lambda status: status["rollouts_unscored"] == 0)
+    assert accuser.asked == ["t0/0", "t0/1"], "one failure alone is not worth an audit"
+    again = await leases_for(learner, BOB, 2)
+    seeds = [[spec.seed for spec in one[0].samples] for one in (again, given)]
+    assert (again[0].group_id, seeds[0]) == ("t0", seeds[1])
+    (row,) = [one for one in learner.service.status()["samplers"] if one["node"] == ALICE]
+    assert row["reward_failures"] == 2
+    assert not [entry for entry in learner.journal.entries if isinstance(entry, RolloutScored)]
 
 
 async def test_the_reward_of_a_run_that_goes_on_has_worked(learner: Learner) -> None:
@@ -428,13 +408,6 @@ async def test_malformed_rollouts_make_one_event_a_submission(learner: Learner) 
     assert [fields["rollouts"] for fields in told] == [50]
 
 
-async def test_a_version_that_was_never_published_gets_no_leases(learner: Learner) -> None:
-    """It may be of a life that a restored learner has still to hear of: the sampler waits."""
-    await learner.open()
-    assert (await learner.client(ALICE).ask(v(7), 1, WAIT_S, holding=()))[0] == "starting"
-    assert learner.service.samplers[ALICE].installed is None
-
-
 async def test_beats_tell_what_is_newest_and_when_it_is_over(learner: Learner) -> None:
     await learner.open()
     first = await learner.client(ALICE).beat(None, 0, 0.0)
@@ -480,26 +453,21 @@ async def test_what_is_not_signed_is_not_looked_at(learner: Learner) -> None:
 
 
 async def test_a_full_learner_refuses_a_submission_unread_and_counts_it() -> None:
-    async with serving(Learner(limits=IntakeLimits(bodies=0))) as learner:
+    async with serving(Learner(limits=IntakeLimits(bodies=0, retry_after_s=6.5))) as learner:
         await learner.open()
         await learner.client(ALICE).beat(v(0), 0, 0.0)
         reader, writer = await learner.begin_submission(ALICE, stated=8_000_000)
         answer = (await reader.readuntil(b"\r\n\r\n")).decode()
         assert answer.startswith("HTTP/1.1 429")
-        assert "Retry-After: 1\r\n" in answer
+        assert "Retry-After: 7\r\n" in answer
         assert await reader.readuntil(b": ") == b"overloaded: "
         writer.close()
         status = learner.service.status()
         assert status["verdicts"] == {"overloaded": 1}
         assert status["samplers"][0]["verdicts"] == {"overloaded": 1}
         assert (status["submissions_in_hand"], status["submissions_refused"]) == (0, {"bodies": 1})
-
-
-async def test_a_refused_sampler_hears_when_to_come_back() -> None:
-    async with serving(Learner(limits=IntakeLimits(bodies=0, retry_after_s=6.5))) as learner:
-        await learner.open()
         with pytest.raises(Busy, match="overloaded") as refused:
-            await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 1)))
+            await learner.client(ALICE).submit([Answer(rollout())])
         assert refused.value.retry_after_s == 7.0
 
 
@@ -565,49 +533,45 @@ class SlowJournal(ListJournal):
         await self.free.wait()
 
 
-async def test_a_duplicate_is_told_only_once_its_original_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def slow(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> SlowJournal:
+    """The journal of `learner`, for which nobody waits."""
     monkeypatch.setattr(api, "COMMIT_S", 0.0)
-    learner = Learner()
     learner.journal = journal = SlowJournal()
-    async with serving(learner):
-        await learner.open()
-        answers = answers_to(await leases_for(learner, ALICE, 2))
-        journal.free.clear()
-        for _ in range(2):
-            with pytest.raises(Busy, match="not yet recorded"):
-                await learner.client(ALICE).submit(answers)
-        journal.free.set()
-        assert [one.verdict for one in await learner.client(ALICE).submit(answers)] == ["duplicate"] * 2
+    return journal
 
 
-async def test_a_batch_is_recorded_before_it_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "COMMIT_S", 0.0)
-    learner = Learner()
-    learner.journal = journal = SlowJournal()
-    async with serving(learner):
-        await learner.open()
-        await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
-        await learner.shows(lambda status: status["groups_ready"] == 2)
-        journal.free.clear()
-        batch = asyncio.create_task(learner.service.next_batch())
-        await learner.shows(lambda _: isinstance(journal.entries[-1], BatchTaken))
-        assert not batch.done()
-        journal.free.set()
-        assert [group.group_id for group in await batch] == ["t0", "t1"]
-
-
-async def test_leases_that_are_not_recorded_in_time_are_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "COMMIT_S", 0.0)
-    learner = Learner()
-    learner.journal = journal = SlowJournal()
-    async with serving(learner):
-        await learner.open()
-        journal.free.clear()
+async def test_a_duplicate_is_told_only_once_its_original_is_committed(learner: Learner, slow: SlowJournal) -> None:
+    await learner.open()
+    answers = answers_to(await leases_for(learner, ALICE, 2))
+    slow.free.clear()
+    for _ in range(2):
         with pytest.raises(Busy, match="not yet recorded"):
-            await learner.client(ALICE).ask(v(0), 2, WAIT_S, holding=())
-        journal.free.set()
-        (again,) = await leases_for(learner, ALICE, 2)
-        assert again.group_id == "t0"
+            await learner.client(ALICE).submit(answers)
+    slow.free.set()
+    assert [one.verdict for one in await learner.client(ALICE).submit(answers)] == ["duplicate"] * 2
+
+
+async def test_a_batch_is_recorded_before_it_is_trained_on(learner: Learner, slow: SlowJournal) -> None:
+    await learner.open()
+    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
+    await learner.shows(lambda status: status["groups_ready"] == 2)
+    slow.free.clear()
+    batch = asyncio.create_task(learner.service.next_batch())
+    await learner.shows(lambda _: isinstance(slow.entries[-1], BatchTaken))
+    assert not batch.done()
+    slow.free.set()
+    assert [group.group_id for group in await batch] == ["t0", "t1"]
+
+
+async def test_leases_that_are_not_recorded_in_time_are_not_given_out(learner: Learner, slow: SlowJournal) -> None:
+    await learner.open()
+    slow.free.clear()
+    with pytest.raises(Busy, match="not yet recorded"):
+        await learner.client(ALICE).ask(v(0), 2, WAIT_S, holding=())
+    slow.free.set()
+    (again,) = await leases_for(learner, ALICE, 2)
+    assert again.group_id == "t0"
 
 
 async def test_while_the_disk_is_full_nothing_is_taken_or_opened_and_samplers_come_back(learner: Learner) -> None:
@@ -636,23 +600,21 @@ class BrokenJournal(ListJournal):
         await super().write(entries)
 
 
-async def test_a_journal_that_has_failed_ends_the_run() -> None:
-    learner = Learner()
+async def test_a_journal_that_has_failed_ends_the_run(learner: Learner) -> None:
     learner.journal = journal = BrokenJournal()
-    async with serving(learner):
-        await learner.open()
-        answers = answers_to(await leases_for(learner, ALICE, 2))
-        journal.broken = True
-        with pytest.raises(Busy, match="not yet recorded"):
-            await learner.client(ALICE).submit(answers)
-        with pytest.raises(EchoError, match="bad sector"):
-            await learner.service.watch_silence()
+    await learner.open()
+    answers = answers_to(await leases_for(learner, ALICE, 2))
+    journal.broken = True
+    with pytest.raises(Busy, match="not yet recorded"):
+        await learner.client(ALICE).submit(answers)
+    with pytest.raises(EchoError, match="bad sector"):
+        await learner.service.watch_silence()
 
 
 async def test_whoever_asks_and_never_takes_part_falls_silent_too(learner: Learner) -> None:
     await learner.open()
     assert (await learner.client(ALICE).ask(v(557), 1, WAIT_S, holding=()))[0] == "starting"
-    assert ALICE in learner.service.samplers
+    assert learner.service.samplers[ALICE].installed is None
     assert list(learner.plane.leased.nodes()) == [ALICE]
 
 

@@ -21,13 +21,7 @@ def claim(node: NodeId = ALICE, *, session: int = 0, proven: bool = True) -> Cla
 
 
 def offer(
-    intake: Intake,
-    of: Claim,
-    nbytes: int | None = 100,
-    *,
-    holds: bool = True,
-    journal_bytes: int = 0,
-    now: float = 0.0,
+    intake: Intake, of: Claim, nbytes: int | None = 100, *, holds: bool = True, journal_bytes: int = 0, now: float = 0.0
 ) -> Body | Overloaded:
     return intake.admit(of, nbytes, holds=holds, journal_bytes=journal_bytes, now=now)
 
@@ -73,9 +67,6 @@ def test_bodies_are_bounded_in_number_and_the_refused_wait_for_nothing() -> None
     assert (refusal.reason, refusal.hold_s, refusal.retry_after_s) == ("bodies", 0.0, FREE.retry_after_s)
     intake.done(bodies[0])
     admitted(intake, claim(BOB))
-
-
-def test_bodies_are_bounded_in_bytes() -> None:
     intake = Intake(FREE)
     large = admitted(intake, claim(), 7000)
     assert refused(intake, claim(BOB), 1001).reason == "bodies"
@@ -99,20 +90,14 @@ def test_a_body_that_is_over_its_cap_is_left_to_its_reader() -> None:
     admitted(Intake(IntakeLimits(session_share=1.0, body_bytes=ROLLOUT_BODY_BYTES)), claim(), 100 * ROLLOUT_BODY_BYTES)
 
 
-def test_whoever_holds_no_lease_shares_a_quarter_of_the_places() -> None:
+def test_whoever_holds_no_lease_shares_a_quarter_of_the_places_and_of_the_bytes() -> None:
     intake = Intake(FREE)
+    assert refused(intake, claim(), 2001, holds=False).reason == "bodies"
     for i in range(2):
         admitted(intake, claim(session=i), holds=False)
     assert refused(intake, claim(session=2), holds=False).reason == "bodies"
     for i in range(6):
-        admitted(intake, claim(BOB, session=i))
-
-
-def test_whoever_holds_no_lease_shares_a_quarter_of_the_bytes() -> None:
-    intake = Intake(FREE)
-    assert refused(intake, claim(), 2001, holds=False).reason == "bodies"
-    admitted(intake, claim(), 2000, holds=False)
-    admitted(intake, claim(BOB), 6000)
+        admitted(intake, claim(BOB, session=i), 1000)
 
 
 def test_a_session_that_has_not_proven_itself_takes_nothing_of_the_node_that_it_names() -> None:
@@ -151,12 +136,6 @@ def test_the_time_to_come_back_is_bounded(debt: int, retry_after_s: float) -> No
     intake = Intake(FREE)
     intake.charge(ALICE, FREE.spare_rollouts - 1 + debt, now=0.0)
     assert refused(intake, claim()).retry_after_s == retry_after_s
-
-
-def test_nothing_useless_costs_nothing() -> None:
-    intake = Intake(IntakeLimits(spare_rollouts=1))
-    intake.charge(ALICE, 0, now=0.0)
-    admitted(intake, claim())
 
 
 def test_a_long_queue_for_the_journal_refuses_everybody() -> None:

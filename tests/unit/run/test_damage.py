@@ -24,10 +24,7 @@ from swarm.learner.checkpoint.files import STATE, TENSORS, TrainerState, being_w
 from swarm.node.identity import load_or_create_key, next_generation
 from swarm.node.network import NodeNetwork
 from swarm.rollout.journal.journal import DATABASE
-from swarm.run.directory import (
-    create_run_directory,
-    write_json,
-)
+from swarm.run.directory import create_run_directory, write_json
 from swarm.run.log import RunLog
 from swarm.run.prompts import RECORD, open_task
 from swarm.settings import LeadConfig

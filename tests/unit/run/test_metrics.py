@@ -142,17 +142,11 @@ def test_what_a_run_has_cost_survives(tmp_path: Path) -> None:
     assert again.spent == Spent(total=2.5, steps=7, rollouts=100, tokens=4000)
     more = again.spent.and_more(total=0.5, steps=1, rollouts=20, tokens=800)
     assert (more.over(more.rollouts), more.over(0)) == (3.0 / 120, None)
+    # After its last step: a learner that waited for hours, and was stopped, was paid for.
+    again.event("cost_reached", cost_total=9.0, max_cost=9.0, step=7)
+    for state, step in (("finished", 7), ("starting", 0)):
+        again.event("stopped", state=state, step=step, cost_total=9.5, rollouts_accepted=110, tokens_accepted=4400)
     again.close()
-
-
-def test_what_a_run_has_cost_after_its_last_step_survives(tmp_path: Path) -> None:
-    """A learner that waited for hours, and was stopped, was paid for."""
-    log = RunLog(tmp_path)
-    log.metrics({"step": 7, "cost_total": 2.5, "rollouts_accepted": 100, "tokens_accepted": 4000})
-    log.event("cost_reached", cost_total=9.0, max_cost=9.0, step=7)
-    log.event("stopped", state="finished", step=7, cost_total=9.5, rollouts_accepted=110, tokens_accepted=4400)
-    log.event("stopped", state="starting", step=0, cost_total=9.5, rollouts_accepted=110, tokens_accepted=4400)
-    log.close()
-    again = RunLog(tmp_path)
-    assert again.spent == Spent(total=9.5, steps=7, rollouts=110, tokens=4400)
-    again.close()
+    last = RunLog(tmp_path)
+    assert last.spent == Spent(total=9.5, steps=7, rollouts=110, tokens=4400)
+    last.close()

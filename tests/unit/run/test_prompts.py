@@ -19,10 +19,11 @@ from swarm.errors import UserError
 from swarm.learner.messages import Prepared
 from swarm.run.directory import named_after
 from swarm.run.prompts import (
+    PADDING_SHARE,
+    PADDING_TOKENS,
     STRIDE,
     Progress,
     Prompts,
-    Record,
     check_data,
     check_vocabulary,
     longest_completion,
@@ -187,12 +188,7 @@ def test_with_a_template_a_prompt_is_a_chat_and_its_bos_is_not_doubled(run_dir: 
 @pytest.mark.usefixtures("template")
 @pytest.mark.parametrize(
     ("settings", "text"),
-    [
-        ({"chat": False}, "{}"),
-        ({"task": "copy"}, "{}"),
-        ({"task": "copy", "chat": True}, "u({})a("),
-        ({}, "u({})a("),
-    ],
+    [({"chat": False}, "{}"), ({"task": "copy"}, "{}"), ({"task": "copy", "chat": True}, "u({})a("), ({}, "u({})a(")],
 )
 def test_chat_is_for_questions_unless_the_user_says(
     run_dir: Path, sums: Path, settings: dict[str, Any], text: str
@@ -211,6 +207,7 @@ def test_a_system_message_of_the_prompts_own_goes_before_the_settings(run_dir: P
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({}, "the prompt talk is a chat, which needs a chat template"),
         ({"chat": True}, "chat needs a chat template, and the model .* has none"),
         ({"system_prompt": "Go."}, "--system-prompt needs a chat template"),
         ({"task": "copy", "system_prompt": "Go."}, "given to the model as they are: leave --system-prompt out"),
@@ -219,15 +216,11 @@ def test_a_system_message_of_the_prompts_own_goes_before_the_settings(run_dir: P
 def test_a_chat_and_a_model_without_a_template_are_one_line(
     run_dir: Path, sums: Path, settings: dict[str, Any], words: str
 ) -> None:
+    turns = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    if not settings:
+        sums.write_text(sums.read_text() + json.dumps({"id": "talk", "prompt": turns, "answer": "c"}) + "\n")
     with pytest.raises(UserError, match=words):
         _open(run_dir, _config(sums, **settings))
-
-
-def test_a_chat_of_several_turns_needs_a_template(run_dir: Path, sums: Path) -> None:
-    turns = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    sums.write_text(sums.read_text() + json.dumps({"id": "talk", "prompt": turns, "answer": "c"}) + "\n")
-    with pytest.raises(UserError, match="the prompt talk is a chat, which needs a chat template"):
-        _open(run_dir, _config(sums))
 
 
 def test_a_prompt_counts_as_short_only_if_no_tokenizer_could_make_it_long() -> None:
@@ -253,14 +246,11 @@ def test_every_question_is_measured_before_the_run(run_dir: Path, sums: Path, nu
 
 
 def test_the_user_may_set_a_lower_limit(run_dir: Path, sums: Path) -> None:
+    with pytest.raises(UserError, match=f"--max-new-tokens {CONTEXT} leaves no room for a prompt"):
+        _open(run_dir, _config(sums, max_new_tokens=CONTEXT))
     with pytest.raises(UserError, match=r"has [56] tokens; the most is 4 \(max_prompt_tokens or "):
         _open(run_dir, _config(sums, max_prompt_tokens=4))
     assert _open(run_dir, _config(sums, max_prompt_tokens=6))[0].most_tokens == 6
-
-
-def test_no_room_for_a_prompt_is_one_line(run_dir: Path, sums: Path) -> None:
-    with pytest.raises(UserError, match=f"--max-new-tokens {CONTEXT} leaves no room for a prompt"):
-        _open(run_dir, _config(sums, max_new_tokens=CONTEXT))
 
 
 def test_of_a_task_without_end_a_long_prompt_gives_way_to_another(tmp_path: Path) -> None:
@@ -279,18 +269,12 @@ def test_of_a_task_without_end_a_long_prompt_gives_way_to_another(tmp_path: Path
         prompts.check_lengths()
 
 
-def test_the_longest_completion_is_the_users_the_tasks_or_a_page(sums: Path) -> None:
-    task = open_task(_config(sums))
-    assert longest_completion(_config(sums), task) == 8
-    assert longest_completion(_config(sums, max_new_tokens=None), task) == 1024
-    copy = LeadConfig()
-    assert longest_completion(copy, open_task(copy)) == 6
-    assert most_prompt_tokens(_config(sums), task, CONTEXT) == CONTEXT - 8
-
-
 @pytest.mark.parametrize(
     ("task", "settings", "context", "longest"),
     [
+        ("copy", {}, CONTEXT, 6),
+        ("jsonl", {"max_new_tokens": 8}, CONTEXT, 8),
+        ("jsonl", {}, 4096, 1024),
         ("frozen-lake", {}, 4096, 72),
         ("frozen-lake", {"max_episode_tokens": 20}, 4096, 20),
         (CALCULATOR, {}, 1 << 20, 8 * (512 + 256)),
@@ -298,10 +282,10 @@ def test_the_longest_completion_is_the_users_the_tasks_or_a_page(sums: Path) -> 
         (CALCULATOR, {}, 4096, 3072),
     ],
 )
-def test_the_longest_episode_is_the_users_the_environments_or_what_its_turns_may_come_to(
-    task: str, settings: dict[str, Any], context: int, longest: int
+def test_the_longest_completion_is_the_users_the_tasks_or_a_page_or_what_the_turns_of_an_episode_may_come_to(
+    sums: Path, task: str, settings: dict[str, Any], context: int, longest: int
 ) -> None:
-    config = LeadConfig(task=task, **settings)
+    config = LeadConfig(task=f"jsonl:{sums}" if task == "jsonl" else task, **settings)
     assert longest_completion(config, open_task(config), context) == longest
     assert most_prompt_tokens(config, open_task(config), context) == context - longest
 
@@ -342,34 +326,19 @@ def test_a_board_is_drawn_after_each_turn_where_there_is_one(run_dir: Path) -> N
     assert replace(prompts, task=open_task(config)).boards(opening, said) == []
 
 
-@pytest.mark.parametrize(("vocab_size", "line"), [(97, ""), (128, "31 entries more than the tokenizer: padding")])
-def test_a_padded_vocabulary_goes_on_with_a_word(run_dir: Path, vocab_size: int, line: str) -> None:
-    assert line in check_vocabulary("m", run_dir / "model", vocab_size)
-    assert bool(line) == bool(check_vocabulary("m", run_dir / "model", vocab_size))
-
-
-@pytest.mark.parametrize(
-    ("vocab_size", "words"),
-    [
+def test_a_padded_vocabulary_goes_on_with_a_word_and_another_models_is_refused(run_dir: Path) -> None:
+    assert check_vocabulary("m", run_dir / "model", 97) == ""
+    assert "31 entries more than the tokenizer: padding" in check_vocabulary("m", run_dir / "model", 128)
+    assert max(PADDING_TOKENS, PADDING_SHARE * 151_936) >= 151_936 - 151_669, "qwen's"
+    for vocab_size, words in (
         (96, "the tokenizer has 97 tokens and the model's vocabulary 96"),
         (1300, "only 97 tokens: it is another model's"),
-    ],
-)
-def test_the_tokenizer_of_another_model_is_refused(run_dir: Path, vocab_size: int, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        check_vocabulary("m", run_dir / "model", vocab_size)
-
-
-def test_qwens_padding_is_padding() -> None:
-    from swarm.run import prompts
-
-    spare = 151_936 - 151_669
-    assert spare <= max(prompts.PADDING_TOKENS, prompts.PADDING_SHARE * 151_936)
-
-
-def test_a_model_without_a_fast_tokenizer_is_one_line(tmp_path: Path, sums: Path) -> None:
+    ):
+        with pytest.raises(UserError, match=words):
+            check_vocabulary("m", run_dir / "model", vocab_size)
+    (run_dir / "model" / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"has no tokenizer.json"):
-        _open(tmp_path, _config(sums))
+        _open(run_dir, LeadConfig(max_new_tokens=8))
 
 
 def test_what_the_prompts_depend_on_is_on_record_and_other_data_are_refused(run_dir: Path, sums: Path) -> None:
@@ -377,10 +346,15 @@ def test_what_the_prompts_depend_on_is_on_record_and_other_data_are_refused(run_
     record = read_record(run_dir)
     assert record is not None
     assert record.most_tokens == first.most_tokens == CONTEXT - 8
+    former = msgspec.structs.replace(record, most_tokens=3)
+    assert open_prompts(_config(sums), first.task, run_dir / "model", former, print).most_tokens == 3
     check_data(run_dir, open_task(_config(sums)))
     sums.write_text(sums.read_text().replace("40", "41"))
     with pytest.raises(UserError, match=r"have changed since the run in .* began"):
         check_data(run_dir, open_task(_config(sums)))
+    (run_dir / "task.json").write_text("{")
+    with pytest.raises(UserError, match=r"task.json is damaged"):
+        read_record(run_dir)
 
 
 @pytest.mark.usefixtures("template")
@@ -419,12 +393,6 @@ def test_a_resumed_run_is_told_the_day_it_began(run_dir: Path, sums: Path) -> No
     assert msgspec.structs.replace(again, asked="") == then
 
 
-def test_a_damaged_record_is_the_users_to_mend(run_dir: Path) -> None:
-    (run_dir / "task.json").write_text("{")
-    with pytest.raises(UserError, match=r"task.json is damaged"):
-        read_record(run_dir)
-
-
 def test_a_prompt_without_tokens_is_refused(run_dir: Path, sums: Path) -> None:
     tokenizer = _characters(run_dir / "model")
     tokenizer.normalizer = normalizers.Replace(Regex("."), "")
@@ -449,13 +417,6 @@ def test_a_template_that_does_not_print_what_is_asked_is_refused(
     (run_dir / "model" / "chat_template.jinja").write_text(source)
     with pytest.raises(UserError, match=f"does not print what the {lost} of the prompt"):
         _open(run_dir, _config(sums, system_prompt="Add them."))
-
-
-def test_a_record_of_a_former_life_decides_the_longest_prompt(run_dir: Path, sums: Path) -> None:
-    record = Record(data_digest="", most_tokens=3, began=datetime(2026, 1, 1))
-    config = _config(sums)
-    prompts = open_prompts(config, open_task(config), run_dir / "model", record, say=lambda line: None)
-    assert prompts.most_tokens == 3
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def figures(step: int) -> dict[str, Any]:
     }
 
 
-def log_life(run_dir: Path, steps: Iterable[int], evaluated: Iterable[int] = ()) -> None:
-    log = RunLog(run_dir, tensorboard=True)
+def log_life(run_dir: Path, steps: Iterable[int], evaluated: Iterable[int] = (), *, tensorboard: bool = True) -> None:
+    log = RunLog(run_dir, tensorboard=tensorboard)
     for step in steps:
         log.metrics(figures(step))
     for version in evaluated:
@@ -55,20 +55,18 @@ def lines(run_dir: Path) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines())
 
 
-def test_every_figure_of_the_metrics_is_there_under_its_name(tmp_path: Path) -> None:
-    log_life(tmp_path, range(1, 41), evaluated=[0, 10])
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_a_resumed_run_has_every_figure_once_also_from_before_it_was_asked_for(
+    tmp_path: Path, from_the_start: bool
+) -> None:
+    log_life(tmp_path, range(1, 8), evaluated=[0, 5], tensorboard=from_the_start)
+    assert (tmp_path / "tensorboard").exists() == from_the_start
+    log_life(tmp_path, range(6, 12), evaluated=[10])
     found = read_back(tmp_path)
     assert set(found) == {"train/reward", "train/rewards/exact/mean", "eval/exact_match", "eval/pass@4"}
     for name in ("reward", "rewards/exact/mean"):
         assert found[f"train/{name}"] == [(line["step"], line[name]) for line in lines(tmp_path)]
-    assert found["eval/exact_match"] == [(0, 0.0), (10, 1.25)]
-
-
-def test_a_resumed_run_goes_on_with_each_step_once(tmp_path: Path) -> None:
-    log_life(tmp_path, range(1, 8), evaluated=[0, 5])
-    log_life(tmp_path, range(6, 12), evaluated=[10])
-    found = read_back(tmp_path)
-    assert found["train/reward"] == [(step, step / 64) for step in range(1, 12)]
+    assert [step for step, _ in found["train/reward"]] == list(range(1, 12))
     assert found["eval/exact_match"] == [(0, 0.0), (5, 0.625), (10, 1.25)]
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
@@ -80,19 +78,6 @@ def test_what_a_crash_kept_from_the_disk_is_written_again(tmp_path: Path) -> Non
     assert len(read_back(tmp_path)["train/reward"]) < 7
     log_life(tmp_path, [8])
     assert read_back(tmp_path)["train/reward"] == [(step, step / 64) for step in range(1, 9)]
-
-
-def test_a_run_that_is_resumed_with_it_has_all_of_its_history(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
-    for step in range(1, 5):
-        log.metrics(figures(step))
-    log.event("evaluated", version=4, exact_match=0.5, prompts=8)
-    log.close()
-    assert not (tmp_path / "tensorboard").exists()
-    log_life(tmp_path, [5])
-    found = read_back(tmp_path)
-    assert found["train/reward"] == [(step, step / 64) for step in range(1, 6)]
-    assert found["eval/exact_match"] == [(4, 0.5)]
 
 
 def stuck(monkeypatch: pytest.MonkeyPatch, write: Callable[[], None]) -> None:

@@ -116,7 +116,6 @@ def test_a_file_gives_the_same_buckets_and_samplers_that_are_gone() -> None:
 @pytest.mark.parametrize(
     "kept",
     [
-        {},
         [],
         {"began": "x", "bucket_s": 1, "lanes": {}},
         {"began": 1.0, "bucket_s": 0, "lanes": {}},

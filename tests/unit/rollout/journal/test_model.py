@@ -126,11 +126,7 @@ class JournalBesideModel(RuleBasedStateMachine):
         }
         self.write(
             *(
-                RolloutAccepted(
-                    number=number,
-                    node=ALICE,
-                    rollout=answer(number, index, group.version),
-                )
+                RolloutAccepted(number=number, node=ALICE, rollout=answer(number, index, group.version))
                 for index in missing
             ),
             *(RolloutScored(number=number, index=index, score=score) for index, score in group.scores.items()),

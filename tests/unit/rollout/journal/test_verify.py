@@ -170,7 +170,7 @@ def test_another_size_than_the_run_had_is_found(tmp_path: Path, lineages: list[b
 
 def test_a_damaged_payload_is_a_breach(tmp_path: Path, lineages: list[bytes]) -> None:
     damage(tmp_path, 10, 0)
-    damage(tmp_path, 5, 1)
+    change(tmp_path, "DELETE FROM payloads WHERE number = 5 AND idx = 1")  # And it was not pruned
     report = verified(tmp_path)
     assert report.breaches == ["the payload of t5/1 is damaged", "the payload of t10/0 is damaged"]
     assert report.damaged == 2
@@ -182,11 +182,6 @@ async def test_pruned_payloads_are_counted_and_no_breach(tmp_path: Path) -> None
         assert await journal.prune(oldest_step=1, keep_rollouts=0)
     report = verified(tmp_path, [(4, lineages[4])])
     assert (report.payloads, report.pruned, report.damaged, report.breaches) == (19, 4, 0, [])
-
-
-def test_a_payload_that_is_lost_and_was_not_pruned_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
-    change(tmp_path, "DELETE FROM payloads WHERE number = 5 AND idx = 1")
-    assert verified(tmp_path).breaches == ["the payload of t5/1 is damaged"]
 
 
 def test_a_payload_that_is_no_rollout_is_found(tmp_path: Path, lineages: list[bytes]) -> None:
@@ -252,13 +247,11 @@ def test_episodes_that_went_well_have_no_breach(tmp_path: Path, first: Rollout, 
         (played(ALONE, length=4, spans=(span(0, 2),)), 1.25, "lie outside"),
         (played((ALONE[0], structs.replace(ALONE[1], start=1))), 1.25, "overlap"),
         (played((ALONE[0], structs.replace(ALONE[1], end=4))), 1.25, "are empty"),
-        (played(TWO, seats=(0, 5)), 1.0, "lie outside"),
         (played(TWO, seats=(0, 4)), 1.0, "lie outside"),
         (played(TWO, seats=(0, 3, 2)), 1.0, "lie outside"),
         (played(TWO), 1.0, "lie outside"),
         (played((), seats=(0, 3), spans=(span(0, 7),)), 0.0, "has versions for other tokens"),
         (played(spans=(span(0, 2),)), 1.25, "has versions for other tokens"),
-        (played(spans=(span(0, 5),)), 1.25, "has versions for other tokens"),
         (played(spans=(span(0, 2), span(4, 5), span(2, 3), span(2, 3))), 1.25, "has versions for other tokens"),
         (played(), 0.0, "has another reward"),
         (played(TWO, seats=(0, 3)), -1.0, "has another reward"),

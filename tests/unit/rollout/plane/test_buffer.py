@@ -17,23 +17,11 @@ def filled(*versions: int, batch_groups: int = 2) -> Buffer:
     return buffer
 
 
-def test_a_batch_is_the_groups_that_expire_first() -> None:
-    batch = filled(4, 2, 3, 2, batch_groups=3).take(4, 2)
-    assert [g.oldest_version for g in batch] == [2, 2, 3]
-
-
 def test_among_equals_the_one_opened_first_is_taken_first() -> None:
     buffer = Buffer(batch_groups=2)
     for order in (5, 1, 3):
         buffer.add(ready_group(0, order))
     assert [g.order for g in buffer.take(0, 2)] == [1, 3]
-
-
-def test_what_was_taken_is_gone() -> None:
-    buffer = filled(0, 0, 0)
-    buffer.take(0, 2)
-    assert len(buffer) == 1
-    assert not buffer.count(1, 2) >= 2
 
 
 def test_a_stale_group_neither_fills_a_batch_nor_is_in_it() -> None:
@@ -42,13 +30,6 @@ def test_a_stale_group_neither_fills_a_batch_nor_is_in_it() -> None:
     assert not filled(0, 1).count(3, 2) >= 2
     with pytest.raises(AssertionError):
         filled(0, 1).take(3, 2)
-
-
-def test_expiry_removes_exactly_what_is_in_no_later_batch() -> None:
-    buffer = filled(0, 1, 2, 3)
-    assert [g.oldest_version for g in buffer.expire(3, 1)] == [0, 1]
-    assert buffer.by_deadline(1) == {3: 1, 4: 1}
-    assert buffer.expire(3, 1) == []
 
 
 def test_an_incomplete_group_is_not_taken_in() -> None:
@@ -66,10 +47,3 @@ def test_the_next_batch_can_be_looked_at_without_being_taken() -> None:
     assert len(buffer) == 4
     assert [g.group_id for g in buffer.first(3, 2)] == [g.group_id for g in buffer.take(3, 2)]
     assert [g.oldest_version for g in buffer.first(3, 2)] == [3]
-
-
-def test_deadlines_follow_the_bound_in_force() -> None:
-    buffer = filled(2, 2, 3)
-    assert (buffer.by_deadline(0), buffer.by_deadline(4)) == ({2: 2, 3: 1}, {6: 2, 7: 1})
-    assert (buffer.count(3, 1) >= 2, buffer.count(3, 0) >= 2) == (True, False)
-    assert [g.oldest_version for g in buffer.expire(3, 0)] == [2, 2]

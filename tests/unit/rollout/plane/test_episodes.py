@@ -19,7 +19,7 @@ from swarm.rollout.journal.entries import (
     TurnTaken,
 )
 from swarm.rollout.messages import Answer
-from swarm.rollout.plane.effects import Answered, Effect, Evaluated, GenerationFailed, Granted, Judged, StepWanted
+from swarm.rollout.plane.effects import Effect, Evaluated, GenerationFailed, Granted, Judged, StepWanted
 from swarm.rollout.plane.episodes import Episode, EpisodeRules, part_of, reads_of
 from swarm.rollout.plane.groups import LEASE_SLACK_S, MAX_LEASED_TOKENS
 from swarm.rollout.plane.plane import RolloutPlane
@@ -27,7 +27,6 @@ from swarm.types import Lease, NodeId, Observed, Progress, Prompt, Span, Turn
 from tests.builders import (
     ALICE,
     BOB,
-    RULES,
     STOP,
     answering,
     ask,
@@ -83,6 +82,13 @@ def of_kind(effects: Sequence[Effect], kind: type) -> list[Effect]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
+def begun(plane: RolloutPlane) -> tuple[Lease, list[Effect]]:
+    """What ALICE is leased first, and the effects until then."""
+    *records, granted = plane.ask(ALICE, v(0), 1, now=0.0)
+    assert isinstance(granted, Granted)
+    return granted.leases[0], records
+
+
 def verdict(plane: RolloutPlane, answer: Answer, node: NodeId = ALICE) -> tuple[str, str]:
     (judged,) = [one for one in plane.submit(node, answer, now=0.0) if isinstance(one, Judged)]
     return judged.verdict, judged.detail
@@ -106,10 +112,7 @@ def test_a_sampler_plays_an_episode_under_one_lease_and_it_becomes_one_rollout()
     one = accepted.rollout
     assert one.token_ids == ints(4, STOP, 7, 8, 5, STOP, 9)
     assert one.logprobs == floats(-0.5, -0.5, 0.0, 0.0, -0.5, -0.5, 0.0)
-    assert one.turns == (
-        Turn(start=0, end=2, node=ALICE, reward=0.25),
-        Turn(start=4, end=6, node=ALICE, reward=0.5),
-    )
+    assert one.turns == (Turn(start=0, end=2, node=ALICE, reward=0.25), Turn(start=4, end=6, node=ALICE, reward=0.5))
     assert one.spans == (Span(version=v(0), start=0, end=2), Span(version=v(0), start=4, end=6))
     assert (one.finish, one.seats, one.drawn) == ("stop", (), 4)
     assert isinstance(scored, RolloutScored)
@@ -237,14 +240,11 @@ def test_each_failure_of_a_turn_counts_once_and_others_go_on() -> None:
 
 
 def test_a_limit_of_turns_or_tokens_ends_an_episode() -> None:
-    plane = plane_of(EpisodeRules(max_turns=1, max_tokens=40))
-    accepted, *_ = play(plane, turn(ask(plane, ALICE, 0, 1)[0], 0), says(7))
-    assert isinstance(accepted, RolloutAccepted)
-    assert (accepted.rollout.finish, accepted.rollout.token_ids) == ("length", ints(4, STOP, 7))
-    plane = plane_of(EpisodeRules(max_turns=5, max_tokens=4))
-    accepted, *_ = play(plane, turn(ask(plane, ALICE, 0, 1)[0], 0), says(7, 8))
-    assert isinstance(accepted, RolloutAccepted)
-    assert (accepted.rollout.finish, accepted.rollout.token_ids) == ("length", ints(4, STOP))
+    for turns, tokens, said, left in ((1, 40, says(7), (7,)), (5, 4, says(7, 8), ())):
+        plane = plane_of(EpisodeRules(max_turns=turns, max_tokens=tokens))
+        accepted, *_ = play(plane, turn(ask(plane, ALICE, 0, 1)[0], 0), said)
+        assert isinstance(accepted, RolloutAccepted)
+        assert (accepted.rollout.finish, accepted.rollout.token_ids) == ("length", ints(4, STOP, *left))
 
 
 def test_an_episode_ends_before_it_is_more_than_a_rollout_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,13 +327,8 @@ def test_an_environment_that_begins_says_what_is_read_first() -> None:
     (lease,) = ask(plane, ALICE, 0, 1)
     assert lease.episode == Progress(max_tokens=40, seat=1, streams=(b"", ints(5, 6)))
     assert draw(plane, turn(lease, 0)).newest == rollout(group_id="t0", tokens=(4, STOP))
-
-
-def test_held_out_episodes_begin_with_their_round() -> None:
-    plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, begins=True))
-    begun = plane.evaluate(v(0), [prompt(0), prompt(1)])
-    assert [(one.group_id, one.index, one.drawn) for one in begun] == [("e0.1-0", 0, ()), ("e0.1-1", 0, ())]
-    assert plane_of().evaluate(v(0), [prompt(0)]) == [], "a prompt says what is read first"
+    held_out = plane.evaluate(v(0), [prompt(0), prompt(1)])
+    assert [(one.group_id, one.index, one.drawn) for one in held_out] == [("e0.1-0", 0, ()), ("e0.1-1", 0, ())]
 
 
 def test_held_out_prompts_are_played_too_and_nothing_of_them_is_recorded() -> None:
@@ -402,37 +397,27 @@ def later(plane: RolloutPlane, effects: Sequence[Effect]) -> tuple[RolloutPlane,
 
 def test_the_next_life_goes_on_from_the_last_recorded_turn() -> None:
     plane = plane_of(bound=0)
-    *records, granted = plane.ask(ALICE, v(0), 1, now=0.0)
-    assert isinstance(granted, Granted)
-    (lease,) = granted.leases
+    lease, records = begun(plane)
     records += play(plane, turn(lease, 0, 4), says(7, reward=0.5))
     draw(plane, unanswered := turn(lease, 1, 5))
     restored, effects = later(plane, records)
     assert effects == []
     assert restored.leased.held_by(ALICE) == {("t0", 0)}
+    first = turn(lease, 0, 4)
+    told = restored.is_taken(ALICE, first), restored.next_of(ALICE, first)
+    assert told == (True, says(7, reward=0.5)), "it was recorded, and perhaps not answered"
     assert draw(restored, unanswered).drawn == (ints(4, STOP), ints(5, STOP))
     restored.leave(ALICE)
     assert refusal(restored, BOB, 0, now=100.0) == "paced"
 
 
-def test_a_sampler_whose_turn_was_recorded_but_not_answered_hears_it_from_the_next_life() -> None:
-    plane = plane_of()
-    *records, granted = plane.ask(ALICE, v(0), 1, now=0.0)
-    assert isinstance(granted, Granted)
-    first = turn(granted.leases[0], 0, 4)
-    records += play(plane, first, says(7))
-    restored, _ = later(plane, records)
-    assert (restored.is_taken(ALICE, first), restored.next_of(ALICE, first)) == (True, says(7))
-
-
 def test_an_episode_of_which_no_turn_is_recorded_begins_again() -> None:
     """Nobody can tell its leases from those of an attempt that was given up."""
     plane = plane_of(bound=0)
-    *records, granted = plane.ask(ALICE, v(0), 1, now=0.0)
-    assert isinstance(granted, Granted)
+    lease, records = begun(plane)
     restored, _ = later(plane, records)
     assert restored.leased.held_by(ALICE) == ()
-    assert verdict(restored, turn(granted.leases[0], 0))[0] == "stale"
+    assert verdict(restored, turn(lease, 0))[0] == "stale"
     assert ask(restored, BOB, 0, 1, now=100.0)[0].samples[0].attempt == 1
 
 
@@ -442,9 +427,8 @@ def test_an_episode_that_a_program_plays_begins_again() -> None:
     (begin,) = of_kind(records, StepWanted)
     assert isinstance(begin, StepWanted)
     observe(plane, begin, Observed(token_ids=ints(5, 6), seat=1))
-    *more, granted = plane.ask(ALICE, v(0), 1, now=0.0)
-    assert isinstance(granted, Granted)
-    records += [*more, *play(plane, turn(granted.leases[0], 0), Observed(token_ids=ints(7), seat=1))]
+    lease, more = begun(plane)
+    records += [*more, *play(plane, turn(lease, 0), Observed(token_ids=ints(7), seat=1))]
     assert of_kind(records, TurnTaken)
     _, effects = later(plane, records)
     assert [type(one) for one in effects] == [RolloutReturned, StepWanted]
@@ -453,15 +437,14 @@ def test_an_episode_that_a_program_plays_begins_again() -> None:
 def test_an_episode_on_record_without_a_score_begins_once_in_the_next_life() -> None:
     """The learner died between the two records."""
     plane = plane_of()
-    *records, granted = plane.ask(ALICE, v(0), 1, now=0.0)
-    assert isinstance(granted, Granted)
-    accepted, scored, *_ = play(plane, turn(granted.leases[0], 0), says(done=True))
+    lease, records = begun(plane)
+    accepted, scored, *_ = play(plane, turn(lease, 0), says(done=True))
     assert isinstance(scored, RolloutScored)
     _, effects = later(plane, [*records, accepted])
     assert effects == [RolloutReturned(number=0, index=0)]
 
 
-# -- questions, and the room of an answer ------------------------------------------------------------------------
+# -- the room of an answer -----------------------------------------------------------------------------------------
 
 
 def test_streams_and_prompts_fit_into_a_reply_together() -> None:
@@ -474,37 +457,6 @@ def test_streams_and_prompts_fit_into_a_reply_together() -> None:
     (group,) = plane.leased.groups()
     given = plane.leased.claim(group, BOB, 3, now=0.0, max_tokens=len(PROMPT) + 3 + 1)
     assert [one.samples[0].index for one in given] == [0, 1]
-
-
-def test_a_question_goes_before_the_run_and_leaves_no_trace() -> None:
-    plane = plane_of()
-    name = plane.question(prompt(5), RULES)
-    first, second = ask(plane, ALICE, 0, 2)
-    assert (first.group_id, first.purpose, second.purpose) == (name, "ask", "train")
-    effects = plane.submit(ALICE, answering(first, rollout(group_id=first.group_id)), now=0.0)
-    assert len(of_kind(effects, Answered)) == 1
-    assert not of_kind(effects, RolloutAccepted)
-    assert plane.leased.group(first.group_id) is None
-
-
-def test_a_question_that_all_samplers_refuse_is_given_up_at_once() -> None:
-    """Its temperature may be one that their engines do not draw at: honest samplers are not to fail it again."""
-    plane = plane_of()
-    plane.question(prompt(5), RULES)
-    (first,) = ask(plane, ALICE, 0, 1)
-    effects = plane.submit(ALICE, answering(first, failed_rollout(group_id=first.group_id)), now=0.0)
-    assert [one.group_id for one in effects if isinstance(one, GroupDropped)] == [first.group_id]
-
-
-def test_a_question_waits_for_no_step_where_the_only_sampler_does() -> None:
-    """It has the newest version, so its request is held open and answered with the question."""
-    plane = plane_of(bound=0)
-    plane.next_batch = 1
-    assert refusal(plane, ALICE, 0) == "paced"
-    before = plane.leased.chances
-    plane.question(prompt(5), RULES)
-    assert plane.leased.chances > before
-    assert [one.purpose for one in ask(plane, ALICE, 0, 1)] == ["ask"]
 
 
 def test_no_group_is_opened_that_has_no_room_in_the_answer() -> None:

@@ -17,7 +17,6 @@ from swarm.rollout.plane.nodes import (
     MAX_HELD,
     MAX_NODES,
     MIN_LIMIT_S,
-    MISSED_BEATS,
     NEW_ANSWERS,
     SLOWEST_TOKENS_PER_S,
     UNPROVEN_HELD,
@@ -45,20 +44,18 @@ def table() -> LeaseTable:
     return table
 
 
-def held_by(table: LeaseTable, node: NodeId) -> int:
-    """Samples that a node holds."""
-    return sum(sample.node == node for group in table.groups() for sample in group.samples)
-
-
 def test_a_sample_is_waiting_then_leased_then_answered_then_scored(table: LeaseTable) -> None:
     group = open_group(table, 0, size=1)
     (sample,) = group.samples
     assert sample.waiting
     claim(table, group, ALICE, 1, now=0.0)
-    assert (sample.node, sample.waiting, group.leased, held_by(table, ALICE)) == (ALICE, False, 1, 1)
+    assert (sample.node, sample.waiting, group.leased) == (ALICE, False, 1)
+    assert [set(table.held_by(node)) for node in (ALICE, BOB, NodeId("nobody"))] == [{("t0", 0)}, set(), set()]
     assert table.answer(group, rollout(group_id="t0"), ALICE)
-    assert (sample.node, sample.waiting, group.leased, held_by(table, ALICE)) == (None, False, 0, 0)
+    assert (sample.node, sample.waiting, group.leased, table.held_by(ALICE)) == (None, False, 0, set())
+    assert not table.answer(group, rollout(tokens=(4, 2)), ALICE), "only one answer is taken"
     assert (group.answered, group.complete) == (1, False)
+    assert sample.rollout == rollout(group_id="t0")
     sample.score = Score(reward=1.0, exact=True)
     assert group.complete
 
@@ -69,16 +66,9 @@ def test_a_claim_takes_no_more_than_there_is_and_no_sample_twice(table: LeaseTab
     assert [s.index for s in first.samples] == [0, 1]
     assert [s.index for s in second.samples] == [2]
     assert table.claimable(v(0)) == []
-
-
-def test_only_one_answer_is_taken(table: LeaseTable) -> None:
-    group = open_group(table, 0)
-    claim(table, group, ALICE, 2, now=0.0)
-    assert table.answer(group, rollout(tokens=(3, 2)), ALICE)
-    assert not table.answer(group, rollout(tokens=(4, 2)), ALICE)
-    kept = group.samples[0].rollout
-    assert kept is not None
-    assert kept.tokens()[0] == 3
+    assert claim(table, open_group(table, 1), ALICE, -1, now=0.0).samples == ()
+    table.close(group)
+    assert (table.held_by(ALICE), table.forget(ALICE), table.forget(BOB)) == (set(), 0, 0)
 
 
 def test_only_the_holder_can_release_a_sample(table: LeaseTable) -> None:
@@ -91,24 +81,6 @@ def test_only_the_holder_can_release_a_sample(table: LeaseTable) -> None:
     assert group.samples[0].node == ALICE
     assert table.release(ALICE, "t0", 0)
     assert group.samples[0].waiting
-    assert held_by(table, ALICE) == 0
-
-
-def test_a_released_sample_keeps_its_place_and_its_seed(table: LeaseTable) -> None:
-    group = open_group(table, 0)
-    first = claim(table, group, ALICE, 1, now=0.0)
-    table.release(ALICE, "t0", 0)
-    assert claim(table, group, BOB, 1, now=0.0).samples == first.samples
-
-
-def test_three_missed_beats_are_silence_and_less_is_not(table: LeaseTable) -> None:
-    table.hear(BOB, now=2.0)
-    assert table.next_due() == MISSED_BEATS
-    assert table.silent(now=2.999) == []
-    assert table.silent(now=3.0) == [ALICE]
-    table.hear(ALICE, now=3.5)
-    assert table.silent(now=4.5) == []
-    assert table.next_due() == 2.0 + MISSED_BEATS
 
 
 def test_forgetting_a_node_puts_back_exactly_its_samples(table: LeaseTable) -> None:
@@ -122,17 +94,6 @@ def test_forgetting_a_node_puts_back_exactly_its_samples(table: LeaseTable) -> N
     assert table.forget(ALICE) == 0
 
 
-def test_closing_a_group_takes_its_samples_from_their_holders(table: LeaseTable) -> None:
-    group = open_group(table, 0)
-    claim(table, group, ALICE, 2, now=0.0)
-    table.close(group)
-    assert (len(table), held_by(table, ALICE), table.forget(ALICE)) == (0, 0, 0)
-
-
-def test_no_nodes_no_deadline() -> None:
-    assert LeaseTable(run_seed=0, beat_s=1.0, time_limit_s=TIME_LIMIT_S).next_due() is None
-
-
 def test_the_table_of_nodes_is_bounded_and_keeps_those_it_knows() -> None:
     table = LeaseTable(run_seed=0, beat_s=1.0, time_limit_s=TIME_LIMIT_S)
     assert all(table.hear(NodeId(f"n{i}"), now=0.0) for i in range(MAX_NODES))
@@ -140,20 +101,6 @@ def test_the_table_of_nodes_is_bounded_and_keeps_those_it_knows() -> None:
     assert table.hear(NodeId("n0"), now=1.0)
     table.forget(NodeId("n1"))
     assert table.hear(NodeId("one too many"), now=1.0)
-
-
-def test_held_out_prompts_are_offered_first_then_the_oldest_groups(table: LeaseTable) -> None:
-    open_group(table, 3, version=1)
-    open_group(table, 2, version=0)
-    open_group(table, 1, version=0)
-    open_group(table, 9, version=1, purpose="eval")
-    assert [g.group_id for g in table.claimable(v(1))] == ["t9", "t1", "t2", "t3"]
-
-
-def test_a_node_is_offered_nothing_newer_than_it_holds(table: LeaseTable) -> None:
-    open_group(table, 0, version=2)
-    assert table.claimable(v(1)) == []
-    assert len(table.claimable(v(2))) == 1
 
 
 def test_a_group_is_as_old_as_its_opening_until_all_have_answered(table: LeaseTable) -> None:
@@ -179,18 +126,6 @@ def test_what_a_node_says_it_does_not_have_is_put_back(table: LeaseTable) -> Non
     table.keep(ALICE, {("t0", 1), ("t1", 0), ("unknown", 3)})
     assert [sample.node for sample in group.samples] == [None, ALICE]
     assert other.samples[0].node == BOB
-    assert held_by(table, ALICE) == 1
-
-
-def test_a_lease_past_its_limit_is_taken_from_a_node_that_only_beats(table: LeaseTable) -> None:
-    group = open_group(table, 0, size=3)
-    claim(table, group, ALICE, 2, now=0.0)
-    claim(table, group, ALICE, 1, now=10.0)
-    overdue_s = TIME_LIMIT_S + LEASE_SLACK_S
-    table.hear(ALICE, now=overdue_s)
-    assert table.take_overdue(now=overdue_s - 0.1) == []
-    assert table.take_overdue(now=overdue_s) == [(ALICE, (("t0", 0), ("t0", 1)))]
-    assert [sample.node for sample in group.samples] == [None, None, ALICE]
 
 
 def test_one_node_may_hold_only_so_much_and_little_while_it_is_new(table: LeaseTable) -> None:
@@ -202,9 +137,6 @@ def test_one_node_may_hold_only_so_much_and_little_while_it_is_new(table: LeaseT
         assert table.room(ALICE) == UNPROVEN_HELD - NEW_ANSWERS + index
         table.answer(group, rollout(index=index), ALICE)
     assert table.room(ALICE) == MAX_HELD
-
-
-CAROL = NodeId("carol")
 
 
 def test_newcomers_from_the_address_of_one_who_was_caught_hold_one_sample_together(table: LeaseTable) -> None:
@@ -230,17 +162,13 @@ def test_who_was_caught_after_it_left_makes_its_address_doubted_until_each_is_le
         table.hear(node, now=0.0, caller="192.0.2.1")
         table.forget(node)
         table.doubt(node)
-    table.hear(NodeId("carol"), now=0.0, caller="192.0.2.1")
+    table.hear(CAROL, now=0.0, caller="192.0.2.1")
+    table.hear(NodeId("dave"), now=0.0)
+    assert table.room(NodeId("dave")) == UNPROVEN_HELD, "who has no address is nobody's neighbour"
     table.trust(ALICE)
-    assert table.room(NodeId("carol")) == 1
+    assert table.room(CAROL) == 1
     table.trust(BOB)
-    assert table.room(NodeId("carol")) > 1
-
-
-def test_an_address_that_says_nothing_makes_nobody_a_neighbour(table: LeaseTable) -> None:
-    table.doubt(ALICE)
-    table.hear(BOB, now=0.0)
-    assert table.room(BOB) == UNPROVEN_HELD
+    assert table.room(CAROL) > 1
 
 
 def test_who_keeps_samples_past_their_limit_gets_one_at_a_time_until_it_answers(table: LeaseTable) -> None:
@@ -285,20 +213,13 @@ def test_one_node_alone_never_makes_a_sample_hopeless_while_others_are_there(tab
 
 @pytest.mark.parametrize(
     ("tokens_per_s", "limit_s"),
-    [
-        (0.0, TIME_LIMIT_S),
-        (1.0, LIMIT_FACTOR * RULES.max_new_tokens),
-        (0.5, LIMIT_FACTOR * RULES.max_new_tokens / 0.5),
-        (LIMIT_FACTOR * RULES.max_new_tokens / MIN_LIMIT_S * 1.01, MIN_LIMIT_S),
-        (1e9, MIN_LIMIT_S),
-        (LIMIT_FACTOR * RULES.max_new_tokens / TIME_LIMIT_S * 0.99, TIME_LIMIT_S),
-        (1e-300, TIME_LIMIT_S),
-    ],
+    [(0.0, TIME_LIMIT_S), (0.5, LIMIT_FACTOR * RULES.max_new_tokens / 0.5), (1e9, MIN_LIMIT_S), (1e-300, TIME_LIMIT_S)],
 )
 def test_a_time_limit_is_what_the_longest_completion_takes_eight_times(
     table: LeaseTable, tokens_per_s: float, limit_s: float
 ) -> None:
     table.hear(ALICE, now=0.0, tokens_per_s=tokens_per_s)
+    table.hear(ALICE, now=0.0)  # A beat without a rate changes none
     group = open_group(table, 0, size=2)
     assert claim(table, group, ALICE, 1, now=5.0).time_limit_s == pytest.approx(limit_s)
     assert table.take_overdue(now=5.0 + limit_s + LEASE_SLACK_S - 0.1) == []
@@ -308,12 +229,8 @@ def test_a_time_limit_is_what_the_longest_completion_takes_eight_times(
 
 @pytest.mark.parametrize(
     ("tokens_per_s", "limit_s"),
-    [
-        (20.0, LIMIT_FACTOR * 131_072 / 20.0),
-        (0.0, 131_072 / SLOWEST_TOKENS_PER_S),
-        (1e-300, 131_072 / SLOWEST_TOKENS_PER_S),
-    ],
-    ids=["slow and honest", "unknown", "absurd"],
+    [(20.0, LIMIT_FACTOR * 131_072 / 20.0), (1e-300, 131_072 / SLOWEST_TOKENS_PER_S)],
+    ids=["slow and honest", "absurd"],
 )
 def test_a_long_completion_at_a_slow_rate_is_not_cut(table: LeaseTable, tokens_per_s: float, limit_s: float) -> None:
     """To fail it would favour short answers; to believe any rate would keep samples from others for ever."""
@@ -330,6 +247,7 @@ def test_groups_whose_answers_are_long_are_offered_first_among_those_of_one_vers
         if length:
             table.answer(group, rollout(group_id=f"t{number}", tokens=[3] * (length - 1) + [2]), ALICE)
     table.answer(open_group(table, 4, version=1), rollout(group_id="t4", tokens=[3] * 5 + [2], version=1), ALICE)
+    assert [group.order for group in table.claimable(v(0))] == [2, 3, 1, 0], "nothing newer than a node holds"
     assert [group.order for group in table.claimable(v(1))] == [2, 3, 1, 0, 4]
     open_group(table, 9, purpose="eval")
     assert table.claimable(v(1))[0].purpose == "eval"
@@ -346,13 +264,6 @@ def test_groups_are_put_in_order_when_they_change_and_not_for_each_node_that_ask
     table.answer(groups[7], rollout(group_id="t7"), ALICE)
     assert [group.order for group in table.claimable(v(1))][:2] == [7, 0]
     assert measured.call_count == 1
-
-
-def test_a_group_knows_whose_answers_it_holds(table: LeaseTable) -> None:
-    group = open_group(table, 0, size=3)
-    for index, node in enumerate((ALICE, BOB, ALICE)):
-        table.answer(group, rollout(index=index), node)
-    assert group.authors == {ALICE: 2, BOB: 1}
 
 
 def test_restored_holders_have_what_is_not_answered(table: LeaseTable) -> None:
@@ -404,19 +315,6 @@ def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> N
     assert min(unfilled.values()) > 100
 
 
-def test_a_node_holds_what_it_was_leased_until_it_has_answered(table: LeaseTable) -> None:
-    group = open_group(table, 0)
-    assert not table.held_by(ALICE)
-    claim(table, group, ALICE, 1, now=0.0)
-    assert table.held_by(ALICE)
-    assert ("t0", 0) in table.held_by(ALICE)
-    assert ("t0", 1) not in table.held_by(ALICE)
-    assert ("t0", 0) not in table.held_by(BOB)
-    assert ("t0", 0) not in table.held_by(NodeId("nobody"))
-    table.answer(group, rollout(group_id="t0"), ALICE)
-    assert not table.held_by(ALICE)
-
-
 def test_there_is_a_chance_when_a_sample_goes_back_to_waiting(table: LeaseTable) -> None:
     group = open_group(table, 0, size=4)
 
@@ -452,9 +350,3 @@ def test_there_is_a_chance_when_a_group_leaves_the_table_sooner_or_is_due_later(
     group.samples[0].score = Score(reward=1.0, exact=True) if scored else None
     table.close(group)
     assert table.chances == chances
-
-
-def test_a_node_that_can_take_less_than_nothing_is_leased_nothing(table: LeaseTable) -> None:
-    group = open_group(table, 0, size=3)
-    assert claim(table, group, ALICE, -1, now=0.0).samples == ()
-    assert group.waiting == 3

@@ -14,43 +14,16 @@ import pytest
 from swarm.errors import ProtocolError
 from swarm.rollout.messages import Answer
 from swarm.rollout.plane.groups import LeaseTable
-from swarm.rollout.plane.rules import (
-    deadline,
-    is_for_publication,
-    is_fresh,
-    may_open,
-    publication_period,
-    staleness,
-)
+from swarm.rollout.plane.rules import deadline, is_for_publication, is_fresh, may_open, publication_period, staleness
 from swarm.rollout.plane.verdict import LOGPROB_SLACK, MIN_LOGPROB, token_fault, verdict_on
 from swarm.types import Purpose, Rollout, SamplingRules, Span, VersionId
 from swarm.wire import decode, encode
-from tests.builders import (
-    ALICE,
-    RULES,
-    STOP,
-    VOCAB,
-    failed_rollout,
-    floats,
-    ints,
-    open_group,
-    rollout,
-    v,
-)
+from tests.builders import ALICE, RULES, STOP, VOCAB, failed_rollout, floats, ints, open_group, rollout, v
 
 
 @pytest.mark.parametrize(
     ("version", "next_batch", "bound", "age", "fresh", "last"),
-    [
-        (0, 0, 0, 0, True, 0),
-        (0, 1, 0, 1, False, 0),
-        (1, 1, 0, 0, True, 1),
-        (0, 2, 2, 2, True, 2),
-        (0, 3, 2, 3, False, 2),
-        (5, 7, 1, 2, False, 6),
-        (5, 6, 1, 1, True, 6),
-        (6, 5, 0, -1, True, 6),
-    ],
+    [(0, 1, 0, 1, False, 0), (0, 2, 2, 2, True, 2), (5, 7, 1, 2, False, 6), (6, 5, 0, -1, True, 6)],
 )
 def test_staleness_bound_and_deadline_agree(
     version: int, next_batch: int, bound: int, age: int, fresh: bool, last: int
@@ -97,26 +70,9 @@ def test_a_group_may_be_opened_exactly_if_all_stay_trainable_in_time() -> None:
     assert min(tried[True], tried[False]) > 50
 
 
-def test_a_group_that_is_due_before_the_next_batch_is_never_opened() -> None:
-    assert not may_open(2, {}, 3, 8)
-    assert may_open(3, {}, 3, 8)
-
-
-def test_groups_past_their_deadline_take_no_room() -> None:
+def test_groups_past_their_deadline_are_not_opened_and_take_no_room() -> None:
     assert may_open(5, {0: 100, 3: 100}, 5, 1)
-
-
-def test_a_later_group_blocks_an_earlier_one_when_both_do_not_fit() -> None:
-    # Two batches of one group until deadline 1, and both places are taken by what is due at 1.
-    assert not may_open(0, {1: 2}, 0, 1)
-    assert may_open(0, {1: 1}, 0, 1)
-
-
-def test_the_rule_opens_s_plus_one_batches_and_not_one_group_more() -> None:
-    opened = Counter[int]()
-    while may_open(2, opened, 0, 4):
-        opened[2] += 1
-    assert opened[2] == 12
+    assert not may_open(4, {}, 5, 8)
 
 
 def verdict(
@@ -147,11 +103,8 @@ def verdict(
     )
 
 
-def test_an_answer_within_the_bound_is_accepted() -> None:
-    assert verdict(rollout(version=1)) == ("accepted", "")
-
-
 def test_an_answer_past_the_bound_is_stale_and_the_sampler_hears_by_how_much() -> None:
+    assert verdict(rollout(version=1)) == ("accepted", "")
     kind, why = verdict(rollout(version=0))
     assert kind == "stale"
     assert "version 0 is 1 step(s) past the bound of 2" in why
