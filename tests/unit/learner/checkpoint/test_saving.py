@@ -85,6 +85,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path: Path, at:
     expected = everything(straight)
 
     before = trainer_in(tmp_path / "before", adapter=adapter)
+    before.prepared()
     train(before, range(at))
     directory = save(before, tmp_path, at)
     before.stage()
