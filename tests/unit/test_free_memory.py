@@ -22,11 +22,6 @@ MEMINFO = {"/proc/meminfo": "MemTotal: 24000000 kB\nMemFree: 100 kB\nMemAvailabl
 """Of a machine that has run for a while: nearly no page is free, most of the memory can be had."""
 
 
-def test_memory_that_files_fill_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    say(monkeypatch, MEMINFO)
-    assert free_host_bytes() == 20_480_000_000
-
-
 @pytest.mark.parametrize("files", [{}, {"/proc/meminfo": "MemTotal: 5 kB\n"}])
 def test_where_the_system_does_not_say_what_is_left_all_memory_counts(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, str]

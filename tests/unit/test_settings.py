@@ -29,11 +29,6 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "swarm.toml"
 
 
-def test_everything_has_a_default_that_fits_together() -> None:
-    config = load_config(LeadConfig, None, {})
-    assert (config.max_staleness, config.publish_every_steps, config.port) == (2, 1, 7700)
-
-
 def test_a_flag_overrides_the_file_and_a_flag_not_given_does_not(file: Path) -> None:
     file.write_text("[learn]\nsteps = 7\nseed = 3\n")
     config = load_config(LeadConfig, file, {"steps": 9, "seed": None})
@@ -132,48 +127,43 @@ up = 1
     assert line_of(text, place) == line
 
 
+OUT_OF_RANGE: dict[type[LeadConfig | JoinConfig], dict[str, list[Any]]] = {
+    LeadConfig: {
+        **{"max_staleness": [-1], "publish_every_steps": [0], "steps": [0], "port": [65_536, "seven", "a\nb"]},
+        **{"group_size": [1], "temperature": [0.0, math.nan], "learning_rate": [-1.0], "target": [1.5], "seed": [-1]},
+        **{"beat_s": [math.inf], "cost_per_hour": [-1.0, math.nan, 2e6], "traffic_cost_per_gb": [-1.0, math.inf]},
+        **{"adapter": [0], "trainer_machines": [2, "2", "2@nowhere", "10.0.0.1:29500"]},
+    },
+    JoinConfig: {
+        **{"engine": ["sglang"], "precision": ["int2"], "tensor_parallel_size": [0, 65], "max_model_len": [15]},
+        **{"gpu_memory_share": [0.0, 1.1], "role": ["king"]},
+    },
+}
+
+
 @pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("max_staleness", -1),
-        ("publish_every_steps", 0),
-        ("steps", 0),
-        ("port", 65_536),
-        ("group_size", 1),
-        ("temperature", 0.0),
-        ("temperature", float("nan")),
-        ("learning_rate", -1.0),
-        ("target", 1.5),
-        ("seed", -1),
-        ("port", "seven"),
-        ("port", "a\nb"),
-        ("beat_s", float("inf")),
-    ],
+    ("kind", "setting", "value"),
+    [(kind, name, value) for kind, own in OUT_OF_RANGE.items() for name, values in own.items() for value in values],
 )
-def test_a_value_out_of_range_is_refused_by_the_name_of_its_flag(setting: str, value: object) -> None:
-    values: dict[str, Any] = {setting: value}
-    assert fault(LeadConfig, **values).startswith("--" + setting.replace("_", "-"))
-
-
-def test_every_fault_is_named_at_once() -> None:
-    line = fault(LeadConfig, steps=0, port=-1)
-    assert "--steps 0" in line
-    assert "--port -1" in line
+def test_a_value_out_of_range_is_refused_by_the_name_of_its_flag(
+    kind: type[LeadConfig | JoinConfig], setting: str, value: object
+) -> None:
+    needed = {"bootstrap": "127.0.0.1"} if kind is JoinConfig else {}
+    assert fault(kind, **needed, **{setting: value}).startswith("--" + setting.replace("_", "-"))
 
 
 def test_a_setting_that_has_to_be_given_is_named_as_its_flag() -> None:
     assert fault(JoinConfig) == "--bootstrap has to be given"
-    assert "--role" in fault(JoinConfig, bootstrap="host", role="king")
+    both = fault(LeadConfig, adapter=8, trainer_ranks=2)
+    assert "an adapter is trained by one rank: leave --trainer-ranks" in both
+    assert load_config(LeadConfig, None, {"trainer_machines": "2@10.0.0.1:29500"})
 
 
 def test_a_file_that_is_missing_or_broken_is_named(file: Path) -> None:
     assert str(file) in fault(LeadConfig, file)
-    file.write_text("steps = = 3\n")
-    assert f"{file} is not valid TOML" in fault(LeadConfig, file)
-    file.write_bytes(b"model = '\xff'\n")
-    assert f"{file} is not valid TOML" in fault(LeadConfig, file)
-    file.write_text("steps = 1\nsteps = 2\n")
-    assert f"{file} is not valid TOML" in fault(LeadConfig, file)
+    for content in (b"steps = = 3\n", b"model = '\xff'\n", b"steps = 1\nsteps = 2\n"):
+        file.write_bytes(content)
+        assert f"{file} is not valid TOML" in fault(LeadConfig, file)
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "./my-model"])
@@ -189,19 +179,18 @@ def test_a_real_model_without_a_task_is_asked_for_one(tmp_path: Path, model: str
     assert {load_config(LeadConfig, None, {"model": tiny}).task for tiny in ("tiny", "tiny-warm")} == {"copy"}
 
 
-def test_the_learning_rate_suits_the_model_unless_it_is_given() -> None:
-    rates = [
-        load_config(LeadConfig, None, flags).resolved_learning_rate
-        for flags in ({}, {"model": "some/model", "task": "copy"})
-    ]
-    assert rates == [1e-3, 1e-6]
-    assert load_config(LeadConfig, None, {"learning_rate": 0.5}).resolved_learning_rate == 0.5
-
-
-def test_the_example_of_a_run_on_own_questions_is_a_configuration() -> None:
-    config = load_config(LeadConfig, Path(__file__).parents[2] / "examples" / "questions.toml", {})
-    assert config.task.startswith("jsonl:")
-    assert config.rewards == {"numeric": 1.0, "boxed": 0.1}
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        ({}, 1e-3),
+        ({"model": "some/model", "task": "copy"}, 1e-6),
+        ({"model": "tiny-warm"}, 3e-4),
+        ({"model": "tiny-warm", "adapter": 8}, 3e-3),
+        ({"adapter": 8, "learning_rate": 0.5}, 0.5),
+    ],
+)
+def test_the_learning_rate_suits_the_model_unless_it_is_given(given: dict[str, Any], rate: float) -> None:
+    assert load_config(LeadConfig, None, given).resolved_learning_rate == rate
 
 
 def test_an_engine_is_chosen_unless_one_is_named_and_gets_its_options(file: Path) -> None:
@@ -219,77 +208,41 @@ def test_an_engine_is_chosen_unless_one_is_named_and_gets_its_options(file: Path
     assert rounded == EngineOptions(**kept, precision="int8")
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("engine", "sglang"),
-        ("precision", "int2"),
-        ("tensor_parallel_size", 0),
-        ("tensor_parallel_size", 65),
-        ("gpu_memory_share", 0.0),
-        ("gpu_memory_share", 1.1),
-        ("max_model_len", 15),
-    ],
-)
-def test_an_option_of_the_engine_out_of_range_is_refused_by_its_flag(setting: str, value: object) -> None:
-    flags: dict[str, Any] = {"bootstrap": "127.0.0.1", setting: value}
-    assert fault(JoinConfig, **flags).startswith("--" + setting.replace("_", "-"))
-
-
 QUESTIONS = {"task": "jsonl:x"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "ignored", "heeded", "words"),
+    ("kind", "ignored", "changed", "words"),
     [
-        (LeadConfig, {"lenient": True, "task": "gym:x"}, {"lenient": True, **QUESTIONS}, "rewards of their own"),
-        (LeadConfig, {"rewards": {"exact": 1.0}}, {"rewards": {"exact": 1.0}, **QUESTIONS}, "rewards of their own"),
-        (
-            LeadConfig,
-            {"rewards": ["exact"], "task": "verifiers:x"},
-            {"rewards": ["exact"], **QUESTIONS},
-            "one's own",
-        ),
-        (
-            LeadConfig,
-            {"columns": ("x", "y"), "task": "frozen-lake"},
-            {"columns": ("x", "y"), "task": "hf:x"},
-            "questions",
-        ),
-        (LeadConfig, {"task_options": {"a": 1}}, {"task_options": {"a": 1}, "task": "gym:x"}, "a task gym:NAME"),
-        (LeadConfig, {"max_turns": 3}, {"max_turns": 3, "task": "python:x:Y"}, "a task of several turns"),
-        (LeadConfig, {"max_turns": 3, **QUESTIONS}, {"max_turns": 3, "task": "frozen-lake"}, "turns"),
-        (LeadConfig, {"turn_discount": 0.5}, {"turn_discount": 0.5, "credit": "turn", "task": "frozen-lake"}, "credit"),
-        (LeadConfig, {"system_prompt": "Go", "chat": False}, {"system_prompt": "Go"}, "in a chat"),
-        (
-            LeadConfig,
-            {"clip": (0.1, 0.1), "objective": "tis"},
-            {"clip": (0.1, 0.1), "objective": "cispo"},
-            "that clips",
-        ),
-        (LeadConfig, {"base_precision": "nf4"}, {"base_precision": "nf4", "adapter": 8}, "give a rank with --adapter"),
-        (JoinConfig, {"batch_samples": 2, "role": "relay"}, {"batch_samples": 2}, "--role sampler"),
-        (JoinConfig, {"base": "x", "role": "relay"}, {"base": "x"}, "--role sampler"),
-        (JoinConfig, {"tensor_parallel_size": 2, "engine": "mlx"}, {"tensor_parallel_size": 2}, "--engine vllm"),
-        (
-            JoinConfig,
-            {"engine_arguments": {"a": 1}},
-            {"engine_arguments": {"a": 1}, "engine": "vllm"},
-            'engine = "vllm"',
-        ),
-        (JoinConfig, {"gpu_memory_share": 0.5, "engine": "transformers"}, {"gpu_memory_share": 0.5}, "vllm or mlx"),
+        (LeadConfig, {"lenient": True, "task": "gym:x"}, QUESTIONS, "rewards of their own"),
+        (LeadConfig, {"rewards": {"exact": 1.0}}, QUESTIONS, "rewards of their own"),
+        (LeadConfig, {"rewards": ["exact"], "task": "verifiers:x"}, QUESTIONS, "one's own"),
+        (LeadConfig, {"columns": ("x", "y"), "task": "frozen-lake"}, {"task": "hf:x"}, "questions"),
+        (LeadConfig, {"task_options": {"a": 1}}, {"task": "gym:x"}, "a task gym:NAME"),
+        (LeadConfig, {"max_turns": 3}, {"task": "python:x:Y"}, "a task of several turns"),
+        (LeadConfig, {"max_turns": 3, **QUESTIONS}, {"task": "frozen-lake"}, "turns"),
+        (LeadConfig, {"turn_discount": 0.5}, {"credit": "turn", "task": "frozen-lake"}, "credit"),
+        (LeadConfig, {"system_prompt": "Go", "chat": False}, {"chat": None}, "in a chat"),
+        (LeadConfig, {"clip": (0.1, 0.1), "objective": "tis"}, {"objective": "cispo"}, "that clips"),
+        (LeadConfig, {"base_precision": "nf4"}, {"adapter": 8}, "give a rank with --adapter"),
+        (JoinConfig, {"batch_samples": 2, "role": "relay"}, {"role": "sampler"}, "--role sampler"),
+        (JoinConfig, {"base": "x", "role": "relay"}, {"role": "sampler"}, "--role sampler"),
+        (JoinConfig, {"tensor_parallel_size": 2, "engine": "mlx"}, {"engine": "auto"}, "--engine vllm"),
+        (JoinConfig, {"engine_arguments": {"a": 1}}, {"engine": "vllm"}, 'engine = "vllm"'),
+        (JoinConfig, {"gpu_memory_share": 0.5, "engine": "transformers"}, {"engine": "auto"}, "vllm or mlx"),
     ],
 )
 def test_a_setting_that_would_have_no_effect_is_refused(
-    kind: type[LeadConfig | JoinConfig], ignored: dict[str, Any], heeded: dict[str, Any], words: str
+    kind: type[LeadConfig | JoinConfig], ignored: dict[str, Any], changed: dict[str, Any], words: str
 ) -> None:
+    """What is changed beside it lets it have one."""
     there: dict[str, Any] = {"bootstrap": ("127.0.0.1",)} if kind is JoinConfig else {}
     line = fault(kind, **there, **ignored)
     name = next(iter(ignored))
     assert line.startswith((name, f"--{name.replace('_', '-')}"))
     assert "has no effect here, only " in line
     assert words in line
-    assert load_config(kind, None, {**there, **heeded})
+    assert load_config(kind, None, {**there, **ignored, **changed})
     resumed = kind(**there).model_dump()
     assert kind(**resumed), "what is at its default was not asked for"
 
@@ -303,40 +256,6 @@ def test_arguments_of_vllm_have_names_that_it_could_have() -> None:
 def test_every_option_of_an_engine_is_in_the_guide_for_owners_of_gpus() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     asked = {"arguments": "engine_arguments", "places": "batch_samples"}
-    names = [
-        asked.get(name, name)
-        for name in EngineOptions.__struct_fields__
-        if name not in ("sample_tokens", "hang_s", "dtype")
-    ]
+    fields = set(EngineOptions.__struct_fields__) - {"sample_tokens", "hang_s", "dtype"}
+    names = [asked.get(name, name) for name in fields]
     assert [n for n in names if n not in guide and f"--{n.replace('_', '-')}" not in guide] == []
-
-
-@pytest.mark.parametrize("price", [-1.0, math.nan, math.inf, 2e6])
-@pytest.mark.parametrize("name", ["cost_per_hour", "traffic_cost_per_gb"])
-def test_a_price_that_is_none_is_refused(name: str, price: float) -> None:
-    assert f"--{name.replace('_', '-')} {price}: " in fault(LeadConfig, None, **{name: price})
-
-
-def test_several_trainer_machines_need_a_place_to_meet() -> None:
-    for wrong in (2, "2", "2@nowhere", "10.0.0.1:29500"):
-        assert "--trainer-machines" in fault(LeadConfig, trainer_machines=wrong)
-    assert load_config(LeadConfig, None, {"trainer_machines": "2@10.0.0.1:29500"})
-
-
-def test_an_adapter_has_ten_times_the_rate() -> None:
-    config = load_config(LeadConfig, None, {"model": "tiny-warm", "adapter": 8})
-    assert config.resolved_learning_rate == 3e-3
-    asked = load_config(LeadConfig, None, {"adapter": 8, "learning_rate": 1e-4})
-    assert asked.resolved_learning_rate == 1e-4
-    assert load_config(LeadConfig, None, {"model": "tiny-warm"}).resolved_learning_rate == 3e-4
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"adapter": 8, "trainer_ranks": 2}, "an adapter is trained by one rank: leave --trainer-ranks"),
-        ({"adapter": 0}, "--adapter 0: input should be greater than or equal to 1"),
-    ],
-)
-def test_what_no_adapter_can_be_is_refused(given: dict[str, Any], said: str) -> None:
-    assert said in fault(LeadConfig, **given)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from swarm.learner.messages import TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
 from swarm.process import NoParent
@@ -32,15 +34,15 @@ def trainer_in(
     return Trainer(config, NoParent(), resume=str(resume) if resume else "")
 
 
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer._model.parameters()])
+
+
 def group(rewards: list[float], *, logprob: float = -2.6) -> TrainGroup:
     """A prompt with one rollout for each reward; no two have the same tokens."""
+    claimed = floats(logprob, logprob)
     rollouts = tuple(
-        TrainRollout(
-            token_ids=ints(3 + i, 2),
-            logprobs=floats(logprob, logprob),
-            reward=reward,
-            staleness=0,
-        )
+        TrainRollout(token_ids=ints(3 + i, 2), logprobs=claimed, reward=reward, staleness=0)
         for i, reward in enumerate(rewards)
     )
     return TrainGroup(prompt_token_ids=(1, 4, 13), rollouts=rollouts)

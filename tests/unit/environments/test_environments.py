@@ -13,21 +13,11 @@ from examples.environments.puzzles import KnightsAndKnaves, Sokoban
 from swarm.environments.base import Environment
 from swarm.environments.frozen_lake import IDLE, PENALTY, PROGRESS, FrozenLake
 from swarm.learner.tiny import CHARACTERS
-from tests.unit.environments.players import (
-    earned,
-    guesser,
-    local_walker,
-    play,
-    random_of,
-    shortest_walker,
-    sokoban_solver,
-)
+from tests.unit.environments import players
+from tests.unit.environments.players import earned, guesser, local_walker, play, random_of, shortest_walker
 
-MAKERS: dict[str, Callable[[], Environment]] = {
-    "frozen-lake": FrozenLake,
-    "sokoban": Sokoban,
-    "knights-and-knaves": KnightsAndKnaves,
-}
+MAKERS: dict[str, Callable[[], Environment]]
+MAKERS = {"frozen-lake": FrozenLake, "sokoban": Sokoban, "knights-and-knaves": KnightsAndKnaves}
 LEAST = {"frozen-lake": -PENALTY - 8 * IDLE, "sokoban": 0.0, "knights-and-knaves": 0.0}
 every = pytest.mark.parametrize("name", MAKERS)
 WORDS = st.sampled_from(["0", "1", "2", "3", "RRRR", "DDDD", "LU", "Ava is a knight", "", "\x00", "9" * 99])
@@ -118,7 +108,7 @@ def test_walking_blindly_earns_little_on_the_lake() -> None:
 def test_every_board_begins_unsolved_and_can_be_solved(sokoban: Sokoban) -> None:
     for seed in range(20):
         assert "@" in sokoban.reset(seed)[0][1].split("\n", 2)[2]
-        reward, solved = earned(sokoban, seed, sokoban_solver)
+        reward, solved = earned(sokoban, seed, players.sokoban_solver)
         assert solved
         assert reward == pytest.approx(1)
 

@@ -49,12 +49,7 @@ def test_a_start_is_a_function_of_its_seed() -> None:
 
 @pytest.mark.parametrize(
     ("call", "result"),
-    [
-        ("12345 * 678", "8369910"),
-        ("(1 + 2) * -3", "-9"),
-        ("7 // 2 + 7 % 2", "4"),
-        ("1/4", "0.25"),
-    ],
+    [("12345 * 678", "8369910"), ("(1 + 2) * -3", "-9"), ("7 // 2 + 7 % 2", "4"), ("1/4", "0.25")],
 )
 def test_the_calculator_computes(call: str, result: str) -> None:
     tool = Calculator()
@@ -128,10 +123,7 @@ ATTACKS = {
     "the learner's memory": ("print(open('/proc/{pid}/mem', 'rb').read(9))", "PermissionError"),
     "a signal": ("import os; os.kill({pid}, 0)", "PermissionError"),
     "a signal by a descriptor": ("import fcntl; fcntl.fcntl(0, fcntl.F_SETOWN, {pid})", "PermissionError"),
-    "the learner's limits": (
-        "import resource as r; r.prlimit({pid}, r.RLIMIT_NOFILE, (9, 9))",
-        "PermissionError",
-    ),
+    "the learner's limits": ("import resource as r; r.prlimit({pid}, r.RLIMIT_NOFILE, (9, 9))", "PermissionError"),
     "its own limits": ("import resource as r; r.setrlimit(r.RLIMIT_CPU, (99, 99))", "not allowed to raise"),
     "the network": ("import socket; socket.create_connection(('127.0.0.1', 1))", "PermissionError"),
     "a Unix socket": ("import socket; socket.socketpair()", "PermissionError"),

@@ -27,14 +27,7 @@ def letters() -> Tokenizer:
 def drawn(text: str, *, finish: Finish = "stop", index: int = 0) -> Rollout:
     ids = array("i", letters().encode(text).ids)
     logprobs = array("f", [-0.25 * (n + 1) for n in range(len(ids))])
-    return Rollout(
-        group_id="g",
-        index=index,
-        token_ids=ids.tobytes(),
-        logprobs=logprobs.tobytes(),
-        spans=(),
-        finish=finish,
-    )
+    return Rollout("g", index, ids.tobytes(), logprobs.tobytes(), (), finish)
 
 
 class ScriptedPolicy:

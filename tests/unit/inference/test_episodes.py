@@ -18,7 +18,8 @@ from swarm.rollout.plane.effects import StepWanted
 from swarm.tasks.base import SEAT, EpisodeResult
 from swarm.types import GroupId, Observed, Prompt, Rollout, Unscored
 
-Program = Callable[[Callable[[Sequence[int]], Awaitable[list[int]]]], Awaitable[EpisodeResult]]
+Ask = Callable[[Sequence[int]], Awaitable[list[int]]]
+Program = Callable[[Ask], Awaitable[EpisodeResult]]
 """Plays an episode: it is given what asks for a turn with token ids, and returns what was drawn."""
 
 PROMPT = Prompt(prompt_id="train-7", text="", answer="")
@@ -39,25 +40,19 @@ def episodes(program: Program, **options: float) -> ExternalEpisodes:
 
 def wanted(*turns: Sequence[int]) -> StepWanted:
     drawn = tuple(array("i", turn).tobytes() for turn in turns)
-    return StepWanted(
-        group_id=GroupId("g"),
-        index=3,
-        episode="e",
-        prompt=PROMPT,
-        drawn=drawn,
-        newest=turn(*turns[-1]) if turns else None,
-    )
+    newest = turn(*turns[-1]) if turns else None
+    return StepWanted(group_id=GroupId("g"), index=3, episode="e", prompt=PROMPT, drawn=drawn, newest=newest)
+
+
+async def one_turn(ask: Ask) -> EpisodeResult:
+    """The program of an episode with one turn."""
+    await ask([1])
+    return EpisodeResult(reward=1.0)
 
 
 def turn(*token_ids: int) -> Rollout:
-    return Rollout(
-        group_id="g",
-        index=3,
-        token_ids=array("i", token_ids).tobytes(),
-        logprobs=array("f", [-1.0] * len(token_ids)).tobytes(),
-        spans=(),
-        finish="stop",
-    )
+    logprobs = array("f", [-1.0] * len(token_ids))
+    return Rollout("g", 3, array("i", token_ids).tobytes(), logprobs.tobytes(), (), "stop")
 
 
 def read(one: Observed | Unscored) -> list[int]:
@@ -66,18 +61,15 @@ def read(one: Observed | Unscored) -> list[int]:
     return list(array("i", one.token_ids))
 
 
-async def test_each_request_is_the_next_turn_and_the_end_has_the_reward() -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
-        assert await ask([1, 2]) == [3]
-        assert await ask([1, 2, 3, 4, 5]) == [6]
+async def test_the_end_has_the_reward_and_nothing_is_kept() -> None:
+    async def program(ask: Ask) -> EpisodeResult:
+        await ask([1, 2])
         return EpisodeResult(reward=1.0, parts={"right": 1.0})
 
     played = episodes(program)
     assert read(await played.step(wanted())) == [1, 2]
-    assert read(await played.step(wanted([3]))) == [4, 5]
     end = Observed(seat=SEAT, rewards=(0.0, 1.0), done=True, exact=True, parts={"right": 1.0})
-    assert await played.step(wanted([3], [6])) == end
-    # Nothing is kept of it.
+    assert await played.step(wanted([3])) == end
     with pytest.raises(ProtocolError, match="no episode 'e'"):
         await played.continue_episode("e", [1])
 
@@ -90,7 +82,7 @@ def test_what_is_observed_and_drawn_is_what_the_program_saw(turns: list[tuple[li
     """The stream that is trained on is the program's last request and the turn that answered it."""
     seen: list[int] = []
 
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
+    async def program(ask: Ask) -> EpisodeResult:
         for said, _ in turns:
             seen.extend(said)
             seen.extend(await ask(list(seen)))
@@ -111,7 +103,7 @@ def test_what_is_observed_and_drawn_is_what_the_program_saw(turns: list[tuple[li
 
 @pytest.mark.parametrize("second", [[1, 2, 9, 4], [1, 2], [1, 2, 3], [9], []])
 async def test_a_conversation_that_drifted_is_refused_and_not_scored(second: list[int]) -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
+    async def program(ask: Ask) -> EpisodeResult:
         await ask([1, 2])
         try:
             await ask(second)
@@ -127,51 +119,41 @@ async def test_a_conversation_that_drifted_is_refused_and_not_scored(second: lis
 
 
 async def test_an_episode_has_one_conversation() -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
-        await ask([1])
-        return EpisodeResult()
-
-    played = episodes(program)
+    played = episodes(one_turn)
     await played.step(wanted())
     with pytest.raises(ProtocolError, match="one conversation"):
         await played.continue_episode("e", [1])
 
 
-async def test_a_program_that_dies_costs_its_episode() -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
+async def test_a_program_that_dies_or_thinks_too_long_costs_its_episode() -> None:
+    async def dies(ask: Ask) -> EpisodeResult:
         raise ChildFailed("the environment server died")
 
-    assert await episodes(program).step(wanted()) == Unscored(reason="the environment server died")
+    async def thinks(ask: Ask) -> EpisodeResult:
+        await asyncio.Event().wait()
+        return EpisodeResult()
+
+    assert await episodes(dies).step(wanted()) == Unscored(reason="the environment server died")
+    outcome = await episodes(thinks, step_s=0.01).step(wanted())
+    assert outcome == Unscored(reason="it took longer than 0.01 s")
 
 
 @pytest.mark.parametrize("ended", [EpisodeResult(reward=float("nan")), EpisodeResult(parts={"right": float("inf")})])
 async def test_a_reward_that_is_no_number_is_none(ended: EpisodeResult) -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
+    async def program(ask: Ask) -> EpisodeResult:
         return ended
 
     assert isinstance(await episodes(program).step(wanted()), Unscored)
 
 
-async def test_a_program_that_thinks_too_long_is_given_up() -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
-        await asyncio.Event().wait()
-        return EpisodeResult()
-
-    outcome = await episodes(program, step_s=0.01).step(wanted())
-    assert outcome == Unscored(reason="it took longer than 0.01 s")
-
-
 async def test_turns_of_a_life_before_cannot_be_played_again() -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
-        return EpisodeResult()
-
-    assert isinstance(await episodes(program).step(wanted([3])), Unscored)
+    assert isinstance(await episodes(one_turn).step(wanted([3])), Unscored)
 
 
 async def test_a_program_hears_that_its_episode_was_given_up() -> None:
     heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
+    async def program(ask: Ask) -> EpisodeResult:
         try:
             await ask([1])
         except ProtocolError as error:
@@ -186,11 +168,7 @@ async def test_a_program_hears_that_its_episode_was_given_up() -> None:
 
 
 async def test_only_episodes_that_are_open_go_on() -> None:
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
-        await ask([1])
-        return EpisodeResult(reward=1.0)
-
-    played = episodes(program)
+    played = episodes(one_turn)
     for name in ("e", "f"):
         await played.step(replace(wanted(), episode=name))
     played.keep({"e"})
@@ -204,11 +182,7 @@ async def test_a_fault_of_an_episode_that_was_given_up_troubles_nobody() -> None
     told: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
 
-    async def program(ask: Callable[[Sequence[int]], Awaitable[list[int]]]) -> EpisodeResult:
-        await ask([1])
-        return EpisodeResult()
-
-    played = episodes(program)
+    played = episodes(one_turn)
     await played.step(wanted())
     played.end("e")
     await asyncio.sleep(0)

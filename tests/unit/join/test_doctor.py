@@ -79,9 +79,8 @@ def test_a_fault_names_its_fix(wrong: Check, fix: str) -> None:
 
 
 def test_a_rate_is_told_with_what_it_means_for_the_first_version() -> None:
-    assert doctor.check_line(10_000_000, 2.0, 8 * GB).what.endswith(
-        "40.0 Mbit/s, at which the first version takes 18 min"
-    )
+    told = doctor.check_line(10_000_000, 2.0, 8 * GB).what
+    assert told.endswith("40.0 Mbit/s, at which the first version takes 18 min")
     assert doctor.check_line(10_000_000, 2.0, 0).what.endswith("40.0 Mbit/s")
 
 

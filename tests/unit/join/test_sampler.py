@@ -125,11 +125,8 @@ async def test_a_proof_that_failed_long_ago_is_forgiven() -> None:
     assert await Broken(UNPROVEN, "accepted", "accepted", "accepted", UNPROVEN).serve()
 
 
-async def test_weights_that_cannot_be_read_are_a_fault_of_this_kind_too() -> None:
+async def test_a_lease_that_cannot_be_read_is_a_fault_too_but_what_the_user_has_to_mend_ends_the_node() -> None:
     assert await Broken(ProtocolError("the learner's lease is not for us")).serve()
-
-
-async def test_what_the_user_has_to_mend_ends_the_node() -> None:
     with pytest.raises(UserError, match="no such device"):
         await Broken(UserError("no such device")).serve()
 
@@ -173,10 +170,8 @@ class Crowded(Broken):
         async def find() -> Any:
             return found
 
-        self._network = cast(
-            Any,
-            SimpleNamespace(find=find, trust_line=lambda: "trusted", swarm=lambda *_: nullcontext(), card=b""),
-        )
+        network = SimpleNamespace(find=find, trust_line=lambda: "trusted", swarm=lambda *_: nullcontext(), card=b"")
+        self._network = cast(Any, network)
         self._data = cast(Any, SimpleNamespace(receiving=lambda *_: nullcontext(), status=dict))
 
     async def _take_part(self, *_: Any) -> bool:

@@ -35,23 +35,15 @@ def watch(tmp_path: Path, said: list[str]) -> Watch:
 
 def test_a_changed_file_is_taken_at_the_next_look_and_told_once(watch: Watch, tmp_path: Path, said: list[str]) -> None:
     assert not watch.look()
-    assert watch.config == START
     change_limits(tmp_path / FILE, ["max-upload=20", "nice=5"])
     assert watch.look()
     assert (watch.config.max_upload, watch.config.nice) == (20.0, 5)
     assert not watch.look()
-    change_limits(tmp_path / FILE, ["max-upload=default"])
-    assert watch.look()
-    assert (watch.config.max_upload, watch.config.nice) == (10.0, 5)
     (tmp_path / FILE).unlink()
     assert watch.look()
     assert watch.config == START
-    assert said == [
-        "limit changed: max-upload is 20, was 10",
-        "limit changed: nice is 5, was 0",
-        "limit changed: max-upload is 10, was 20",
-        "limit changed: nice is 0, was 5",
-    ]
+    changes = ["max-upload is 20, was 10", "nice is 5, was 0", "max-upload is 10, was 20", "nice is 0, was 5"]
+    assert said == [f"limit changed: {change}" for change in changes]
 
 
 def test_a_file_that_was_spoilt_by_hand_is_one_line_and_the_limits_stay(
@@ -77,7 +69,6 @@ def test_a_file_that_was_spoilt_by_hand_is_one_line_and_the_limits_stay(
     ("supplies", "on_battery"),
     [
         ({}, False),
-        ({"AC": {"type": "Mains", "online": "1"}, "BAT0": {"type": "Battery", "status": "Charging"}}, False),
         ({"AC": {"type": "Mains", "online": "0"}, "BAT0": {"type": "Battery", "status": "Discharging"}}, True),
         ({"AC": {"type": "Mains", "online": "1"}, "BAT0": {"type": "Battery", "status": "Discharging"}}, False),
         ({"AC": {"type": "Mains", "online": "0"}, "BAT0": {"type": "Battery", "status": "Full"}}, False),
@@ -93,10 +84,7 @@ def test_power_supplies_say_whether_a_machine_is_on_battery(
         for file, text in files.items():
             (tmp_path / name / file).write_text(text + "\n")
     assert is_on_battery(tmp_path) is on_battery
-
-
-def test_a_machine_without_that_directory_does_not_say(tmp_path: Path) -> None:
-    assert is_on_battery(tmp_path / "none") is None
+    assert is_on_battery(tmp_path / "none") is None, "a machine without that directory does not say"
 
 
 @pytest.mark.parametrize(

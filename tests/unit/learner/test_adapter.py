@@ -153,12 +153,9 @@ def test_where_passes_are_in_bf16_the_base_is_held_in_it(tmp_path: Path) -> None
     assert done.metrics["grad_norm"] > 0
 
 
-def test_targets_are_all_linear_layers_but_the_head() -> None:
+def test_targets_are_all_linear_layers_but_the_head_and_a_model_without_is_refused_in_a_line() -> None:
     found = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
     assert targets_of(tiny_model(0)) == found
-
-
-def test_a_model_that_can_have_no_such_adapter_is_refused_in_a_line() -> None:
     old: Any = GPT2LMHeadModel
     with pytest.raises(UserError, match=r"no linear layers of torch's[^\n]*$"):
         targets_of(old(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=14)))

@@ -29,7 +29,7 @@ from swarm.learner.claims import Claim
 from swarm.learner.messages import Alarm, AlarmState, Save, Train, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
 from tests.builders import floats, ints
-from tests.unit.trainers import group, trainer_in
+from tests.unit.trainers import group, trainer_in, weights
 
 
 def step(
@@ -208,10 +208,6 @@ def test_what_is_remembered_passes_through_a_checkpoint_and_decides_alike() -> N
 # -- on the tiny model ---------------------------------------------------------------------------------------
 
 
-def weights(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer._model.parameters()])
-
-
 def kinds(alarms: Sequence[Alarm]) -> list[tuple[str, str]]:
     return [(alarm.kind, alarm.reaction) for alarm in alarms]
 
@@ -369,12 +365,5 @@ def test_every_alarm_is_an_event_and_a_line_only_now_and_then() -> None:
     broken = Alarm(kind="not_finite", reaction="stop", value=math.nan, limit=0.0, text="broken")
     assert log.told((broken,), step=30)
     assert log.stopped_by == "broken"
-    assert events[-1] == {
-        "kind": "alarm",
-        "alarm": "not_finite",
-        "reaction": "stop",
-        "value": None,
-        "limit": 0.0,
-        "step": 30,
-        "text": "broken",
-    }
+    told = {"kind": "alarm", "alarm": "not_finite", "reaction": "stop", "text": "broken"}
+    assert events[-1] == {**told, "value": None, "limit": 0.0, "step": 30}

@@ -14,11 +14,10 @@ from msgspec import structs
 from swarm.learner import update
 from swarm.learner.messages import Train, TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.policy import Policy
-from swarm.learner.trainer import Trainer
 from swarm.types import Turn
 from tests.builders import floats, ints
 from tests.unit.learner.test_objective import moved_trainer
-from tests.unit.trainers import group, trainer_in
+from tests.unit.trainers import group, trainer_in, weights
 
 PROMPT = (1, 4)
 EPISODES = (
@@ -70,7 +69,6 @@ def masked_step(model: Any, reference: Any, rules: TrainerConfig) -> tuple[float
 @pytest.mark.parametrize(
     "rules",
     [
-        TrainerConfig(),
         TrainerConfig(task="frozen-lake", credit="turn", turn_discount=DISCOUNT),
         TrainerConfig(loss_normalisation="rollouts", kl_weight=0.3, entropy_weight=0.1),
         TrainerConfig(task="frozen-lake", credit="turn", turn_discount=DISCOUNT, loss_normalisation="rollouts"),
@@ -92,10 +90,6 @@ def test_the_gradient_is_that_of_the_masked_formula(
     norm, largest = max(1.0, figures["grad_norm"]), max(float(one.abs().max()) for one in gradients)
     for found, one in zip(kept, gradients, strict=True):
         torch.testing.assert_close(norm * found.double(), one, atol=2e-6 * largest, rtol=1e-4)
-
-
-def weights(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in trainer._model.parameters()])
 
 
 @pytest.mark.parametrize("credit", ["episode", "turn"])
@@ -127,16 +121,8 @@ def test_each_node_answers_for_the_turns_that_it_drew(tmp_path: Path, monkeypatc
             true = [float(logits[at, token].detach()) if at < 2 else 0.0 for at, token in enumerate(ids)]
             claims = true if not second else [*true[:4], true[4] - 9, true[5] - 9]
             turns = (structs.replace(first, node="honest", reward=float(number)), *second)
-            made.append(
-                TrainRollout(
-                    token_ids=ints(*ids),
-                    logprobs=floats(*claims),
-                    reward=float(number),
-                    staleness=0,
-                    sampler="liar",
-                    turns=turns,
-                )
-            )
+            one = TrainRollout(token_ids=ints(*ids), logprobs=floats(*claims), reward=float(number), staleness=0)
+            made.append(structs.replace(one, sampler="liar", turns=turns))
         rules = {"loss_normalisation": "constant", "longest_completion": 8}
         trainer._update._config = trainer._update._config.model_copy(update=rules)
         done = trainer.step(Train(step=0, groups=(TrainGroup(prompt_token_ids=PROMPT, rollouts=tuple(made)),)))

@@ -83,6 +83,9 @@ def test_what_else_is_there_is_added() -> None:
     # Rows of 896 are no whole blocks of 256, so nothing would be saved.
     odd = replace(FOUR_B, hidden=896)
     assert step_bytes(odd, replace(ON_GPU, states="8bit"))["gradients and AdamW"] == 12 * FOUR_B.parameters
+    # Nor are the rows of an adapter.
+    adapter, in_8_bits = reckoned.shape("4B", 32), replace(ON_GPU, states="8bit")
+    assert step_bytes(adapter, in_8_bits)["gradients and AdamW"] == step_bytes(adapter, ON_GPU)["gradients and AdamW"]
     host = step_bytes(FOUR_B, replace(ON_GPU, states="host"))["gradients and AdamW"]
     assert host == 4 * FOUR_B.parameters + STREAMED_BYTES
     on_cpu = step_bytes(FOUR_B, replace(ON_GPU, states="host", on_host=True))["gradients and AdamW"]
@@ -185,13 +188,6 @@ def test_the_cards_that_people_have_are_enough(model: str, adapter: int | None, 
     loaded = reckoned.weight_bytes(shape, setting.ranks)
     check_weights(shape, rules_of(setting.states), CUDA, (card, 10**13), setting.ranks)
     assert fits(shape, setting, card - loaded)
-
-
-def test_what_does_not_help_is_not_reckoned_with() -> None:
-    """8 bits of an adapter, whose rows are no blocks."""
-    adapter = reckoned.shape("4B", 32)
-    in_8_bits = step_bytes(adapter, replace(ON_GPU, states="8bit"))
-    assert in_8_bits["gradients and AdamW"] == step_bytes(adapter, ON_GPU)["gradients and AdamW"]
 
 
 def test_the_base_of_an_adapter_takes_less_in_four_bits() -> None:

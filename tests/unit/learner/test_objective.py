@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -60,17 +59,13 @@ def icepop(now: float, behaviour: float, proximal: float, advantage: float) -> f
     return -weight * clipped(min(math.exp(now - proximal), RATIO_CAP), advantage)
 
 
-def held_weight(cap: float) -> Callable[[float, float, float, float, float], float]:
-    """-w A log pi, where w is computed at `at` and stays when `now` moves."""
-    return lambda now, behaviour, proximal, advantage, at: -min(math.exp(at - behaviour), cap) * advantage * now
-
-
 def plain(name: str, claim: Claim, moved: float = 0.0) -> float:
     """The loss of one token whose log-prob has moved, as docs/learner.md writes it."""
     now, behaviour, proximal, advantage = claim
     if name in ("cispo", "tis"):
+        # The weight is computed where it is, and stays when the log-prob moves.
         cap = HIGH if name == "cispo" else WEIGHT_CAP
-        return held_weight(cap)(now + moved, behaviour, proximal, advantage, now)
+        return -min(math.exp(now - behaviour), cap) * advantage * (now + moved)
     # A rollout of one token has the ratio of that token.
     formula = {"grpo": grpo, "gspo": grpo, "decoupled_ppo": decoupled_ppo, "icepop": icepop}[name]
     return formula(now + moved, behaviour, proximal, advantage)
@@ -86,14 +81,13 @@ def apply(
     name: str, claims: list[Claim], mask: list[int] | None = None, dtype: torch.dtype = torch.float32
 ) -> tuple[TokenLoss, torch.Tensor]:
     """What the objective makes of the tokens, and the gradient of its masked sum."""
-    columns = [torch.tensor(column, dtype=dtype) for column in zip(*claims, strict=True)]
-    now = columns[0].requires_grad_()
+    now, behaviour, proximal, advantages = (torch.tensor(column, dtype=dtype) for column in zip(*claims, strict=True))
     counts = torch.tensor(mask or [1] * len(claims), dtype=dtype)
     tokens = Tokens(
-        logprobs=now,
-        behaviour=columns[1],
-        proximal=columns[2],
-        advantages=columns[3],
+        logprobs=now.requires_grad_(),
+        behaviour=behaviour,
+        proximal=proximal,
+        advantages=advantages,
         mask=counts,
         counts_of=(1,) * len(claims),
     )
@@ -128,37 +122,6 @@ def test_loss_and_gradient_are_the_formulas_on_both_sides_of_every_bound(name: s
     found, pull = apply(name, claims)
     assert found.loss.tolist() == pytest.approx([plain(name, claim) for claim in claims], rel=1e-4, abs=1e-6)
     assert pull.tolist() == pytest.approx([slope(name, claim) for claim in claims], rel=1e-3, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "ratio", "weight", "advantage", "pull"),
-    [
-        # The clip takes the gradient only where the token has already gone the way that it is pulled.
-        ("grpo", HIGH + 0.1, 1, 1.0, 0.0),
-        ("grpo", HIGH + 0.1, 1, -1.0, HIGH + 0.1),
-        ("grpo", LOW - 0.1, 1, -1.0, 0.0),
-        ("grpo", LOW - 0.1, 1, 1.0, -(LOW - 0.1)),
-        ("grpo", RATIO_CAP + 1, 1, -1.0, 0.0),
-        # The weight says how much a token counts, the clip only how far it may go from the proximal policy.
-        ("decoupled_ppo", 1.1, 1.5, 1.0, -1.65),
-        ("decoupled_ppo", 1.1, 100.0, 1.0, -1.1 * WEIGHT_CAP),
-        ("decoupled_ppo", HIGH + 0.1, 0.5, 1.0, 0.0),
-        ("icepop", 1.1, 4.0, 1.0, -4.4),
-        ("icepop", 1.1, 6.0, 1.0, 0.0),
-        ("icepop", 1.1, 0.4, 1.0, 0.0),
-        # No clip: whatever the ratio, every token pulls.
-        ("cispo", HIGH + 3, 1, 1.0, -HIGH),
-        ("cispo", 0.1, 1, -1.0, 0.1),
-        ("tis", WEIGHT_CAP + 3, 1, -1.0, WEIGHT_CAP),
-        ("tis", 1.5, 1, 1.0, -1.5),
-    ],
-)
-def test_a_token_is_pulled_as_hard_as_the_formula_says(
-    name: str, ratio: float, weight: float, advantage: float, pull: float
-) -> None:
-    now = -1.0 + math.log(ratio)
-    _, found = apply(name, [(now, -1.0 - math.log(weight), -1.0, advantage)])
-    assert found.item() == pytest.approx(pull, rel=1e-4, abs=1e-6)
 
 
 log_probs = st.floats(-30, 0)
@@ -201,26 +164,19 @@ def test_no_claim_makes_a_loss_or_a_gradient_infinite(name: str, advantage: floa
 
 
 @pytest.mark.parametrize(
-    ("name", "figure", "value"),
-    [
-        ("grpo", "clip_ratio/low_mean", 1),
-        ("grpo", "clip_ratio/high_mean", 1),
-        ("grpo", "sampling/importance_sampling_ratio/mean", 0.5 + 0.5 + 1.0 + 1.5 + 1.5),
-        ("decoupled_ppo", "clip_ratio/low_mean", 1),
-        ("decoupled_ppo", "clip_ratio/high_mean", 1),
-        ("decoupled_ppo", "sampling/importance_sampling_ratio/mean", 5.0),
-        ("icepop", "sampling/masked_ratio", 0),
-        ("cispo", "clip_ratio/low_mean", 0),
-        ("cispo", "clip_ratio/high_mean", 2),
-        ("tis", "clip_ratio/high_mean", 0),
-    ],
+    ("name", "low", "high"),
+    [("grpo", 1, 1), ("decoupled_ppo", 1, 1), ("icepop", 1, 1), ("cispo", 0, 2), ("tis", 0, 0)],
 )
-def test_figures_are_sums_over_the_tokens_that_count(name: str, figure: str, value: float) -> None:
+def test_figures_are_sums_over_the_tokens_that_count(name: str, low: int, high: int) -> None:
     """Half and one and a half times as likely, for better and worse; one unmoved, one far off that does not count."""
     moves = [(0.5, -1.0), (0.5, 1.0), (1.0, 1.0), (1.5, -1.0), (1.5, 1.0), (9.0, 1.0)]
     claims = [(-3.0 + math.log(ratio), -3.0, -3.0, advantage) for ratio, advantage in moves]
-    found, _ = apply(name, claims, [1, 1, 1, 1, 1, 0])
-    assert found.figures[figure].item() == pytest.approx(value)
+    figures = apply(name, claims, [1, 1, 1, 1, 1, 0])[0].figures
+    assert (figures["clip_ratio/low_mean"].item(), figures["clip_ratio/high_mean"].item()) == (low, high)
+    if name in ("grpo", "decoupled_ppo"):
+        weights = figures["sampling/importance_sampling_ratio/mean"].item()
+        assert weights == pytest.approx(5.0)
+    assert figures.get("sampling/masked_ratio", torch.zeros(1)).item() == 0
 
 
 def test_icepop_counts_what_it_leaves_out() -> None:
@@ -228,14 +184,6 @@ def test_icepop_counts_what_it_leaves_out() -> None:
     found, _ = apply("icepop", claims, [1, 1, 1, 1, 0])
     assert found.figures["sampling/masked_ratio"].item() == 2
     assert found.figures["sampling/importance_sampling_ratio/mean"].item() == pytest.approx(4.6)
-
-
-def test_on_policy_all_objectives_pull_alike() -> None:
-    """Where pi, proximal and behaviour are one, each is the policy gradient."""
-    claims = [(-1.0, -1.0, -1.0, 0.7), (-2.0, -2.0, -2.0, -1.3)]
-    for name in NAMES:
-        _, pull = apply(name, claims)
-        assert pull.tolist() == pytest.approx([-0.7, 1.3], rel=1e-5)
 
 
 # -- the distance to the reference -------------------------------------------------------------------------------
@@ -366,16 +314,7 @@ def plain_step(model: Any, reference: Any, rules: TrainerConfig) -> tuple[float,
 
 
 @pytest.mark.parametrize("tokens_per_micro_batch", [None, 16])
-@pytest.mark.parametrize(
-    "rules",
-    [
-        TrainerConfig(),
-        TrainerConfig(kl_weight=0.3),
-        TrainerConfig(entropy_weight=0.2),
-        TrainerConfig(kl_weight=0.1, entropy_weight=0.05),
-    ],
-    ids=lambda rules: f"kl {rules.kl_weight}, entropy {rules.entropy_weight}",
-)
+@pytest.mark.parametrize("rules", [TrainerConfig(), TrainerConfig(kl_weight=0.1, entropy_weight=0.05)])
 def test_a_step_has_the_loss_and_the_gradient_of_the_formula(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: TrainerConfig, tokens_per_micro_batch: int | None
 ) -> None:
@@ -401,13 +340,9 @@ def test_a_step_has_the_loss_and_the_gradient_of_the_formula(
 # -- in a learner step -------------------------------------------------------------------------------------------
 
 
-def rules_for(name: ObjectiveName) -> TrainerConfig:
-    return TrainerConfig(objective=name)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_with_any_objective_makes_rewarded_tokens_likelier(name: ObjectiveName, tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, learning=rules_for(name))
+    trainer = trainer_in(tmp_path, learning=TrainerConfig(objective=name))
 
     def likelihood() -> float:
         logits = trainer._model(input_ids=torch.tensor([[1, 4, 13]])).logits[0, -1]
@@ -422,7 +357,7 @@ def test_a_step_with_any_objective_makes_rewarded_tokens_likelier(name: Objectiv
 
 @pytest.mark.parametrize("name", NAMES)
 def test_hostile_log_probs_leave_finite_weights(name: ObjectiveName, tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, learning=rules_for(name))
+    trainer = trainer_in(tmp_path, learning=TrainerConfig(objective=name))
     figures = trainer.step(Train(step=0, groups=(group([1.0, 0.0], logprob=-1e4), group([0.0, 1.0])))).metrics
     assert all(torch.isfinite(p).all() for p in trainer._model.parameters())
     assert all(math.isfinite(value) for value in figures.values())
@@ -446,32 +381,18 @@ def test_the_reference_is_the_model_that_the_run_began_with(tmp_path: Path) -> N
     assert third > 1e-3
 
 
-def test_the_distance_holds_the_policy_back(tmp_path: Path) -> None:
-    def strayed(kl_weight: float) -> float:
-        trainer = trainer_in(tmp_path / str(kl_weight), learning=TrainerConfig(kl_weight=kl_weight))
-        steps = [trainer.step(Train(step=n, groups=(group([1.0, 0.0, 0.0]),))).metrics["kl"] for n in range(6)]
-        return steps[-1]
-
-    assert strayed(10.0) < 0.5 * strayed(1e-6)
-
-
 def test_without_a_weight_there_is_no_distance_and_no_second_model(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path)
     assert trainer._update._at.reference is None
     assert "kl" not in trainer.step(Train(step=0, groups=(group([1.0, 0.0]),))).metrics
 
 
-@pytest.mark.parametrize("name", ["grpo", "decoupled_ppo"])
-def test_micro_batches_add_up_to_the_whole(name: ObjectiveName, tmp_path: Path) -> None:
-    """However a minibatch is cut, the step and its figures are the same."""
-    rules = TrainerConfig(objective=name, kl_weight=0.1)
+def test_micro_batches_add_up_to_the_whole(tmp_path: Path) -> None:
+    """However a minibatch is cut, the step and its figures are the same; where the proximal policy is wanted too."""
+    rules = TrainerConfig(objective="decoupled_ppo", kl_weight=0.1)
     batch = (group([1.0, 0.0, 0.6, 0.3]), group([0.0, 1.0, 0.0, 0.2]))
-    whole, cut = (
-        trainer_in(
-            tmp_path / str(tokens), learning=rules, compute=TrainerConfig.model_construct(tokens_per_micro_batch=tokens)
-        )
-        for tokens in (None, 10)
-    )
+    parts = [TrainerConfig.model_construct(tokens_per_micro_batch=tokens) for tokens in (None, 10)]
+    whole, cut = (trainer_in(tmp_path / str(n), learning=rules, compute=part) for n, part in enumerate(parts))
     first, second = (one.step(Train(step=0, groups=batch)).metrics for one in (whole, cut))
     assert second == pytest.approx(first, rel=1e-4, abs=1e-7)
     pairs = zip(whole._model.parameters(), cut._model.parameters(), strict=True)

@@ -58,7 +58,7 @@ def test_steps_are_those_of_the_formula() -> None:
         torch.testing.assert_close(found.detach().double(), expected, rtol=0, atol=4e-6)
 
 
-@pytest.mark.parametrize("piece", [64, 4096, module.PIECE])
+@pytest.mark.parametrize("piece", [64, module.PIECE])
 def test_moments_on_the_host_give_the_same_bits(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However they are cut on their way."""
     monkeypatch.setattr(module, "PIECE", piece)

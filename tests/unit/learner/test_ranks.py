@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from swarm.errors import UserError
 from swarm.learner.batch import Row, without_weight
 from swarm.learner.process import torchrun_options
-from swarm.learner.ranks import Ranks
-from swarm.learner.sharded import Sharded, _own_device
+from swarm.learner.ranks import TORCHRUN_VARIABLE
+from swarm.learner.sharded import Sharded, _own_device, check_parent
 from swarm.settings import LeadConfig
 
 
@@ -29,10 +31,6 @@ def test_every_row_is_computed_once_and_no_rank_has_much_more_than_another(token
     loads = [sum(tokens[place] for place in share) for share in shares]
     # The last row that the fullest rank got went to the one that had least.
     assert max(loads) - min(loads) <= max(tokens, default=0)
-
-
-def test_one_rank_alone_computes_all() -> None:
-    assert Ranks().share([3, 1, 2]) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -86,3 +84,13 @@ def test_torchrun_is_told_of_this_machine_and_of_others() -> None:
     assert torchrun_options(LeadConfig(trainer_ranks=4)) == ("--standalone", "--nproc-per-node", "4")
     words = " ".join(torchrun_options(LeadConfig(trainer_ranks=8, trainer_machines="2@10.0.0.1:29500")))
     assert words == "--nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29500 --nproc-per-node 8"
+
+
+def test_a_rank_whose_torchrun_went_while_it_started_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TORCHRUN_VARIABLE, str(os.getpid()))
+    with pytest.raises(SystemExit, match="is gone"):
+        check_parent()
+    monkeypatch.setenv(TORCHRUN_VARIABLE, str(os.getppid()))
+    check_parent()
+    monkeypatch.delenv(TORCHRUN_VARIABLE)  # On another machine a person starts torchrun itself
+    check_parent()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from swarm.learner.messages import Save, Train
 from swarm.learner.trainer import Trainer
 from swarm.learner.update import FLOOR, scheduled_share
 from swarm.types import Schedule
-from tests.unit.trainers import group, trainer_in
+from tests.unit.trainers import group, trainer_in, weights
 
 HALF_COSINE = 0.1 + 0.9 / 2
 
@@ -42,35 +44,24 @@ def test_a_run_shorter_than_its_warm_up_only_rises() -> None:
     assert scheduled_share("linear", 4, steps=5, warmup_steps=10) == 0.5
 
 
-def test_a_learner_step_takes_the_scheduled_rate(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, learning_rate=1e-2, schedule="linear", steps=11)
-    rates = [trainer.step(Train(step=step, groups=(group([1.0, 0.0]),))).metrics["learning_rate"] for step in (0, 1, 6)]
-    assert rates == pytest.approx([1e-2, 1e-2, 5.5e-3])
-
-
 def test_a_rate_that_was_set_is_scaled_by_the_schedule_and_gives_what_a_run_with_it_gives(tmp_path: Path) -> None:
     """Bit for bit, and after a checkpoint too: the rate is no part of what a checkpoint holds."""
-    trainer = trainer_in(tmp_path / "set", learning_rate=1e-2, schedule="linear", steps=11)
+    rules: dict[str, Any] = {"learning_rate": 1e-2, "schedule": "linear", "steps": 11}
+    trainer, twin = trainer_in(tmp_path / "set", **rules), trainer_in(tmp_path / "twin", **rules)
     as_set = [_step(trainer, step, rate) for step, rate in ((0, None), (1, None), (6, 2e-3))]
     assert as_set == pytest.approx([1e-2, 1e-2, 1.1e-3])
-    twin = trainer_in(tmp_path / "twin", learning_rate=1e-2, schedule="linear", steps=11)
     for step in (0, 1):
         _step(twin, step, None)
     twin.save(Save(directory=str(tmp_path / "kept"), step=2))
     twin.flush()
-    resumed = trainer_in(
-        tmp_path / "resumed", learning_rate=1e-2, schedule="linear", steps=11, resume=tmp_path / "kept"
-    )
+    resumed = trainer_in(tmp_path / "resumed", **rules, resume=tmp_path / "kept")
     assert _step(resumed, 6, 2e-3) == as_set[-1]
-    _step(twin, 6, None)
-    assert weights(resumed) == weights(trainer) != weights(twin)
+    assert _step(twin, 6, None) == pytest.approx(5.5e-3)
+    assert torch.equal(weights(resumed), weights(trainer))
+    assert not torch.equal(weights(trainer), weights(twin))
     assert _step(trainer, 7, None) == pytest.approx(4.6e-3), "without one the configured one holds"
 
 
 def _step(trainer: Trainer, step: int, rate: float | None) -> float:
     command = Train(step=step, groups=(group([1.0, 0.0, 0.5, 0.1]),), learning_rate=rate)
     return trainer.step(command).metrics["learning_rate"]
-
-
-def weights(trainer: Trainer) -> dict[str, bytes]:
-    return {name: one.detach().numpy().tobytes() for name, one in trainer._model.named_parameters()}

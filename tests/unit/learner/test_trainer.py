@@ -16,28 +16,12 @@ from swarm.learner.trainer import Commands, Trainer
 from swarm.models.device import as_streamed
 from swarm.process import NoParent
 from swarm.types import ObjectiveName
-from tests.unit.trainers import group, trainer_in
+from tests.unit.trainers import group, trainer_in, weights
 
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Trainer:
     return trainer_in(tmp_path)
-
-
-def weights(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer._model.parameters()])
-
-
-def test_a_step_makes_rewarded_tokens_likelier(trainer: Trainer) -> None:
-    def likelihood() -> float:
-        logits = trainer._model(input_ids=torch.tensor([[1, 4, 13]])).logits[0, -1]
-        return float(logits.log_softmax(-1)[3].detach())
-
-    before = likelihood()
-    done = trainer.step(Train(step=0, groups=(group([1.0, 0.0, 0.0, 0.0]),)))
-    assert likelihood() > before
-    assert done.metrics["optimizer_steps"] == 2
-    assert done.metrics["reward"] == 0.25
 
 
 def test_a_step_that_does_not_follow_the_one_before_is_refused(trainer: Trainer) -> None:
@@ -90,18 +74,6 @@ def test_passes_in_bf16_are_of_the_weights_that_are_published(tmp_path: Path, ob
     assert masters["entropy"] != nearest["entropy"]
 
 
-def test_a_gradient_that_is_not_finite_is_left_out(trainer: Trainer) -> None:
-    before = weights(trainer)
-    done = trainer.step(Train(step=0, groups=(group([float("nan"), 1.0]),)))
-    assert torch.equal(weights(trainer), before)
-    assert done.metrics["optimizer_steps_skipped"] == 2
-
-
-def test_a_group_of_hostile_log_probs_leaves_finite_weights(trainer: Trainer) -> None:
-    trainer.step(Train(step=0, groups=(group([1.0, 0.0], logprob=-1e4), group([0.0, 1.0]))))
-    assert torch.isfinite(weights(trainer)).all()
-
-
 def test_a_minibatch_that_is_not_finite_is_not_in_the_mean_of_the_others(tmp_path: Path) -> None:
     """Of four minibatches of a row each two are not."""
     taught = group([1.0, 0.0], logprob=-2.0)
@@ -144,12 +116,9 @@ def test_a_turn_ends_with_what_any_file_says_that_the_vocabulary_has(
     assert trainer_in(tmp_path, model=str(model)).prepared().stop_token_ids == stops
 
 
-@pytest.mark.parametrize("reward", [1e160, -1e160, 1e300])
-def test_a_reward_that_cannot_be_squared_ends_no_run(tmp_path: Path, reward: float) -> None:
+def test_a_reward_that_cannot_be_squared_ends_no_run(trainer: Trainer) -> None:
     """Nodes refuse it; what comes to the trainer all the same is computed with."""
-    trainer = trainer_in(tmp_path)
-    trainer.prepared()
-    figures = trainer.step(Train(step=0, groups=(group([reward, 0.0, 0.0, 0.0]),), lineage=b"")).metrics
+    figures = trainer.step(Train(step=0, groups=(group([1e160, 0.0, 0.0, 0.0]),))).metrics
     assert figures["optimizer_steps"] == 2
 
 

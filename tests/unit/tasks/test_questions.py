@@ -16,20 +16,18 @@ import msgspec
 import pytest
 
 from swarm.errors import UserError
-from swarm.tasks import KINDS, check_task, load_task, questions, rewards
+from swarm.tasks import check_task, load_task, questions, rewards
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.expressions import evaluate
 from swarm.tasks.hub import fetch
-from swarm.tasks.questions import is_held_out, permutation, prompt_id, read_questions
+from swarm.tasks.questions import is_held_out, prompt_id, read_questions
 from swarm.tasks.reward_child import checked
 from swarm.types import Prompt, Score
-
-SHARE = 0.2  # Of few questions more must be held out than a run would
 
 
 @pytest.fixture(autouse=True)
 def _share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "HELD_OUT_SHARE", SHARE)
+    monkeypatch.setattr(questions, "HELD_OUT_SHARE", 0.2)  # Of few questions more must be held out than a run would
 
 
 def _file(path: Path, rows: list[Any]) -> Path:
@@ -45,6 +43,13 @@ def _task(path: Path, **options: Any) -> Task:
     return load_task(TaskOptions(**{"name": f"jsonl:{path}", **options}))
 
 
+def _refused(words: str, **options: Any) -> None:
+    """UserError in one line that matches, when the task is made or first asked."""
+    with pytest.raises(UserError, match=words) as caught:
+        check_task(load_task(TaskOptions(**options)))
+    assert "\n" not in str(caught.value)
+
+
 def _all(task: Task, epoch: int = 0) -> list[str]:
     assert task.size is not None
     return [task.prompt(epoch * task.size + place).text for place in range(task.size)]
@@ -55,17 +60,16 @@ def path(tmp_path: Path) -> Path:
     return _file(tmp_path / "sums.jsonl", _rows(100))
 
 
-def test_every_question_is_on_one_side(path: Path) -> None:
+def test_every_question_is_on_one_side_the_same_for_every_seed_and_order_of_the_file(
+    path: Path, tmp_path: Path
+) -> None:
     task = _task(path)
     train, held_out = _all(task), [prompt.text for prompt in task.held_out(1000)]
     assert sorted(train + held_out) == sorted(row["prompt"] for row in _rows(100))
     assert 10 <= len(held_out) <= 30
     assert task.held_out(3) == task.held_out(1000)[:3]
-
-
-def test_the_split_is_the_same_for_every_seed_and_order_of_the_file(path: Path, tmp_path: Path) -> None:
     backwards = _file(tmp_path / "backwards.jsonl", _rows(100)[::-1])
-    assert _task(path, seed=1).held_out(99) == _task(path, seed=2).held_out(99) == _task(backwards).held_out(99)
+    assert task.held_out(99) == _task(path, seed=2).held_out(99) == _task(backwards).held_out(99)
 
 
 def test_a_question_asked_twice_is_on_one_side_whatever_its_ids(tmp_path: Path) -> None:
@@ -89,16 +93,7 @@ def test_an_epoch_asks_everything_once_in_an_order_of_its_own(path: Path) -> Non
     assert sorted(first) == sorted(second) == sorted(set(first))
     assert first != second
     assert first != _all(_task(path, seed=1))
-
-
-def test_a_cursor_is_one_number(path: Path) -> None:
-    again = _task(path)
-    assert [_task(path).prompt(i) for i in (300, 5, 81)] == [again.prompt(i) for i in (300, 5, 81)]
-
-
-def test_a_permutation_is_one() -> None:
-    assert sorted(permutation(1000, "a")) == list(range(1000))
-    assert permutation(1000, "a") != permutation(1000, "b")
+    assert _task(path).prompt(len(first) + 3).text == second[3], "a cursor is one number"
 
 
 def test_ids_fit_whatever_the_file_says(tmp_path: Path) -> None:
@@ -144,88 +139,74 @@ def test_a_reward_process_makes_the_task_without_its_file(tmp_path: Path) -> Non
     assert (score.reward, score.parts) == (2.0, {"numeric": 1.0})
 
 
+A = b'"prompt": "a", "answer": "b"'
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b'{"prompt": "a", "answer": "b"}\n{"prompt": \n', r"bad.jsonl:2 is not valid JSON"),
-        (b'{"prompt": "a", "answer": "b"}\n\n[1]\n', r"bad.jsonl:3 is not a JSON object"),
+        (b'{%s}\n{"prompt": \n' % A, r"bad.jsonl:2 is not valid JSON"),
+        (b"{%s}\n\n[1]\n" % A, r"bad.jsonl:3 is not a JSON object"),
         (b'{"prompt": "a"}\n', r"bad.jsonl:1 has no 'answer', only prompt: .* columns"),
-        (
-            b'{"question": "a", "answer": "b"}\n',
-            r"bad.jsonl:1 has no 'prompt', only question, answer: .* columns",
-        ),
         (b'{"prompt": null, "answer": "b"}\n', r"bad.jsonl:1: the 'prompt' is null"),
         (b'{"prompt": "a\xff", "answer": "b"}\n', r"bad.jsonl:1 is not UTF-8"),
         (b'{"prompt": "", "answer": "b"}\n', r"bad.jsonl:1: the prompt is empty"),
         (b'{"prompt": 1, "answer": "b"}\n', r"string or a list of chat messages"),
-        (
-            b'{"prompt": [{"role": "king", "content": "a"}], "answer": "b"}\n',
-            r'has a "role" \(system, user, assistant\)',
-        ),
-        (b'{"prompt": [{"role": "system", "content": "a"}], "answer": "b"}\n', r"the user's, not the system's"),
+        (b'{"prompt": [{"role": "king", "content": "a"}], "answer": ""}\n', r'a "role" \(system, user, assistant\)'),
+        (b'{"prompt": [{"role": "system", "content": "a"}], "answer": ""}\n', r"the user's, not the system's"),
         (b'{"prompt": "a", "answer": [1]}\n', r"bad.jsonl:1: the answer is neither"),
         (b'{"prompt": "a", "answer": true}\n', r"bad.jsonl:1: the answer is neither"),
-        (
-            b'{"id": "x", "prompt": "a", "answer": "b"}\n' * 2,
-            r"bad.jsonl:2: the id 'x' is already that of .*:1",
-        ),
-        *(
-            (b'{"prompt": "a", "answer": "b", "held_out": %s}\n' % value, r"bad.jsonl:1: held_out is true or false")
-            for value in (b"1", b'"true"', b"null")
-        ),
-        (b'{"prompt": "a", "answer": "b", "held_out": true}\n', r"is left to train on: the file itself says"),
-        (b'{"prompt": "a", "answer": "b", "held_out": false}\n', r"is held out: the file itself says"),
-        (b"", r"is empty: it has no question"),
+        (b'{"id": "x", %s}\n' % A * 2, r"bad.jsonl:2: the id 'x' is already that of .*:1"),
+        (b'{%s, "held_out": 1}\n' % A, r"bad.jsonl:1: held_out is true or false"),
+        (b'{%s, "held_out": null}\n' % A, r"bad.jsonl:1: held_out is true or false"),
+        (b'{%s, "held_out": true}\n' % A, r"is left to train on: the file itself says"),
+        (b'{%s, "held_out": false}\n' % A, r"is held out: the file itself says"),
         (b"\n\n", r"is empty: it has no question"),
-        (b'{"prompt": "a", "answer": "b"}\n', r"no question of .* is (held out|left to train on): it has 1; add"),
+        (b"{%s}\n" % A, r"no question of .* is (held out|left to train on): it has 1; add"),
+        (None, r"bad.jsonl: No such file"),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, content: bytes, words: str) -> None:
-    (tmp_path / "bad.jsonl").write_bytes(content)
-    with pytest.raises(UserError, match=words) as caught:
-        check_task(_task(tmp_path / "bad.jsonl"))
-    assert "\n" not in str(caught.value)
+def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, content: bytes | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "bad.jsonl").write_bytes(content)
+    _refused(words, name=f"jsonl:{tmp_path / 'bad.jsonl'}")
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none.jsonl: No such file"):
-        check_task(_task(tmp_path / "none.jsonl"))
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("chess", "known tasks: copy.*jsonl:FILE.*hf:DATASET.*gym:NAME.*python:MODULE:CLASS"),
+        ("json:x", "there is no task 'json:x'"),
+        ("hf:", "names no data set"),
+        ("gym:leg_countin", "reasoning-gym has no 'leg_countin'; it has leg_counting"),
+        ("gym:composite", "cannot be made: Must specify at least one dataset; its options are datasets"),
+        ("gym:chain_sum?terms=2", "unknown field `terms`; its options are min_terms, max_terms, min_digits"),
+        ("gym:chain_sum?seed=2", "unknown field `seed`; its options are min_terms"),
+        ("gym:chain_sum?min_terms=two", r"Expected `int`, .*`\$.min_terms`; its options are min_terms"),
+        ("gym:chain_sum?min_terms=9", "max_terms must be >= min_terms; its options are min_terms"),
+        ("gym:chain_sum?min_terms", "Expected `int`, got `str`"),
+        ("gym:chain_sum?min_terms=1&min_terms=2", "sets an option twice"),
+        ("gym:spell_backward?min_word_len=60&max_word_len=60", "cannot make question .*; try other options"),
+        ("python:only_a_module", "does not name a class: write python:MODULE:CLASS"),
+        ("python:no_such_module:Task", "no module 'no_such_module' here or installed"),
+        ("python:json:Task", "json has no class Task"),
+    ],
+)
+def test_a_task_that_is_not_there_is_one_line(name: str, words: str) -> None:
+    _refused(words, name=name)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"name": "chess"}, "known tasks: copy.*jsonl:FILE.*hf:DATASET.*gym:NAME.*python:MODULE:CLASS"),
-        ({"name": "json:x"}, "there is no task 'json:x'"),
-        (
-            {"name": "jsonl:x", "rewards": {"numeric": 1.0}, "lenient": True},
-            "lenient changes only the rewards exact",
-        ),
+        ({"name": "jsonl:x", "rewards": {"numeric": 1.0}, "lenient": True}, "lenient changes only the rewards exact"),
         ({"name": "jsonl:x", "rewards": {"exat": 1.0}}, "there is no reward 'exat'"),
-        ({"name": "hf:"}, "names no data set"),
-        ({"name": "gym:leg_countin"}, "reasoning-gym has no 'leg_countin'; it has leg_counting"),
-        ({"name": "gym:composite"}, "cannot be made: Must specify at least one dataset; its options are datasets"),
-        ({"name": "gym:chain_sum?terms=2"}, "unknown field `terms`; its options are min_terms, max_terms, min_digits"),
-        ({"name": "gym:chain_sum?seed=2"}, "unknown field `seed`; its options are min_terms"),
-        ({"name": "gym:chain_sum?min_terms=two"}, r"Expected `int`, .*`\$.min_terms`; its options are min_terms"),
-        (
-            {"name": "gym:chain_sum", "task_options": {"min_terms": [2]}},
-            r"Expected `int`, .*; its options are min_term",
-        ),
-        ({"name": "gym:chain_sum?min_terms=9"}, "max_terms must be >= min_terms; its options are min_terms"),
-        ({"name": "gym:chain_sum?min_terms"}, "Expected `int`, got `str`"),
-        ({"name": "gym:chain_sum?min_terms=1&min_terms=2"}, "sets an option twice"),
+        ({"name": "gym:chain_sum", "task_options": {"min_terms": [2]}}, "Expected `int`, .*; its options are min_term"),
         ({"name": "gym:chain_sum?min_terms=1", "task_options": {"max_terms": 2}}, "in its name and in task_options"),
-        ({"name": "gym:spell_backward?min_word_len=60&max_word_len=60"}, "cannot make question .*; try other options"),
-        ({"name": "python:only_a_module"}, "does not name a class: write python:MODULE:CLASS"),
-        ({"name": "python:no_such_module:Task"}, "no module 'no_such_module' here or installed"),
-        ({"name": "python:json:Task"}, "json has no class Task"),
     ],
 )
-def test_a_task_that_is_not_there_is_one_line(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words) as caught:
-        check_task(load_task(TaskOptions(**options)))
-    assert "\n" not in str(caught.value)
+def test_options_that_cannot_be_are_one_line(options: dict[str, Any], words: str) -> None:
+    _refused(words, **options)
 
 
 @pytest.mark.parametrize(("name", "package"), [("hf:x", "hub"), ("gym:ab", "gym")])
@@ -257,36 +238,26 @@ def test_a_data_set_on_disk_is_read_with_its_own_test_split(tmp_path: Path) -> N
 
 
 AS_WRITTEN = [
-    "007",
-    "27",
-    "28.50",
-    "null",
-    "None",
-    "NaN",
-    "True",
-    "1e5",
-    "12345678901234567890123",
-    "2024-05-17",
-    "",
-    "a,b\nc",
+    *("007", "27", "28.50", "null", "None", "NaN", "True", "1e5", "12345678901234567890123", "2024-05-17"),
+    *("", "a,b\nc"),
 ]
 
 
-@pytest.mark.parametrize("name", ["plain.csv", "odd[1]@2:3.csv", "rows.json", "lines.jsonl"])
+@pytest.mark.parametrize("name", ["odd[1]@2:3.csv", "rows.json", "lines.jsonl"])
 def test_text_files_are_read_as_they_are_written(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
+    path, expected = tmp_path / name, {f"{n}?": text for n, text in enumerate(AS_WRITTEN)}
     with path.open("w", newline="") as file:
         if path.suffix == ".csv":
-            csv.writer(file).writerows([("prompt", "answer"), *((f"{n}?", text) for n, text in enumerate(AS_WRITTEN))])
+            csv.writer(file).writerows([("prompt", "answer"), *expected.items()])
         else:
-            rows = [f'{{"prompt": "{n}?", "answer": {json.dumps(text)}}}' for n, text in enumerate(AS_WRITTEN)]
-            rows += ['{"prompt": "12?", "answer": 28.50}', '{"prompt": "13?", "answer": 12345678901234567890123}']
+            rows = [f'{{"prompt": "{asked}", "answer": {json.dumps(text)}}}' for asked, text in expected.items()]
+            for asked, number in (("a?", "28.50"), ("b?", "12345678901234567890123")):
+                rows.append(f'{{"prompt": "{asked}", "answer": {number}}}')
+                expected[asked] = number
             file.write("\n".join(rows) if path.suffix == ".jsonl" else f"[{','.join(rows)}]")
-    expected = AS_WRITTEN if path.suffix == ".csv" else [*AS_WRITTEN, "28.50", "12345678901234567890123"]
     task = load_task(TaskOptions(name=f"hf:{path}"))
-    assert task.size is not None
-    found = {p.text: p.answer for p in (*(task.prompt(i) for i in range(task.size)), *task.held_out(99))}
-    assert found == {f"{n}?": text for n, text in enumerate(expected)}
+    held_out = {p.text: p.answer for p in task.held_out(99)}
+    assert {task.prompt(i).text: task.prompt(i).answer for i in range(task.size or 0)} | held_out == expected
 
 
 def test_a_file_of_the_librarys_own_format_may_have_signs_in_its_name(tmp_path: Path) -> None:
@@ -322,29 +293,19 @@ def test_other_columns_of_a_data_set_do_no_harm(tmp_path: Path, name: str, conte
     [
         ("a.csv", b"prompt,answer,answer\n1,2,3\n", "two of its columns have one name: prompt, answer, answer"),
         ("a.csv", b"prompt,answer\n1,2,3\n", "line 2 has 3 values for 2 columns"),
-        (
-            "a.csv",
-            "prompt,answer\n\u00e9,2\n".encode("latin-1"),
-            "it is not UTF-8 .* at byte 14.*: save the file in that",
-        ),
+        ("a.csv", b"prompt,answer\n\xe9,2\n", "it is not UTF-8 .* at byte 14.*: save the file in that"),
         ("a.csv", b'prompt,answer\n"1,2\n', "it cannot be read: unexpected end of data"),
         ("a.csv", b"", "has no|is empty"),
         ("a.csv", b"question,answer\n1,2\n", "it has no column 'prompt', only question, answer"),
         ("a.json", b'{"prompt": "1", "answer": "2"}', "it is not a list of rows"),
         ("a.json", b'[{"prompt": "1", "answer": NaN}]', "the 'answer' is null"),
-        (
-            "a.jsonl",
-            b'{"prompt": "1", "answer": "2", "answer": "3"}',
-            "a key comes twice among prompt, answer, answer",
-        ),
+        ("a.jsonl", b'{"answer": "2", "answer": "3"}', "a key comes twice among answer, answer"),
         ("a.jsonl", b'{"prompt": "\\ud800", "answer": "2"}', "surrogates not allowed"),
     ],
 )
 def test_what_is_wrong_with_a_text_file_is_one_line(tmp_path: Path, name: str, content: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=words) as caught:
-        check_task(load_task(TaskOptions(name=f"hf:{tmp_path / name}")))
-    assert "\n" not in str(caught.value)
+    _refused(words, name=f"hf:{tmp_path / name}")
 
 
 def test_classes_are_named_and_what_is_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,28 +320,21 @@ def test_classes_are_named_and_what_is_no_text_is_refused(tmp_path: Path, capsys
     for number, value in enumerate((datetime(2024, 5, 17), b"7", [7])):
         where = tmp_path / str(number)
         datasets.Dataset.from_dict({"prompt": asked["prompt"], "answer": [value] * 40}).save_to_disk(str(where))
-        with pytest.raises(UserError, match="neither text nor a number"):
-            check_task(load_task(TaskOptions(name=f"hf:{where}")))
+        _refused("neither text nor a number", name=f"hf:{where}")
 
 
 @pytest.mark.parametrize("given", ['"id": null, ', '"id": "", ', '"meta": {"id": 1}, '])
 def test_what_is_no_id_of_the_row_may_come_twice(tmp_path: Path, given: str) -> None:
-    row = f'{{{given}"prompt": "same?", "answer": 1}}\n'
     others = "".join(f'{{"prompt": "{n}?", "answer": {n}}}\n' for n in range(60))
-    (tmp_path / "q.jsonl").write_text(others + row * 2)
-    check_task(load_task(TaskOptions(name=f"jsonl:{tmp_path / 'q.jsonl'}")))
-    (tmp_path / "q.jsonl").write_text(others + row.replace(given, '"id": "q-1", ') * 2)
-    with pytest.raises(UserError, match="the id 'q-1' is already that of"):
-        check_task(load_task(TaskOptions(name=f"jsonl:{tmp_path / 'q.jsonl'}")))
+    (tmp_path / "q.jsonl").write_text(others + f'{{{given}"prompt": "same?", "answer": 1}}\n' * 2)
+    check_task(_task(tmp_path / "q.jsonl"))
 
 
 def test_a_data_set_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="the extra tasks is not installed")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"hf:nobody/nothing cannot be read: ") as caught:
-        check_task(load_task(TaskOptions(name="hf:nobody/nothing")))
-    assert "\n" not in str(caught.value)
+    _refused(r"hf:nobody/nothing cannot be read: ", name="hf:nobody/nothing")
 
 
 # -- reasoning-gym -------------------------------------------------------------------------------------------
@@ -388,11 +342,11 @@ def test_a_data_set_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatc
 
 def test_reasoning_gym_asks_and_scores() -> None:
     pytest.importorskip("reasoning_gym", reason="the extra tasks is not installed")
-    task, again = (load_task(TaskOptions(name="gym:leg_counting", seed=3)) for _ in range(2))
+    task, again, other = (load_task(TaskOptions(name="gym:leg_counting", seed=seed)) for seed in (3, 3, 4))
     trained = [task.prompt(i) for i in range(40)]
     assert [again.prompt(i) for i in (30, 2)] == [trained[30], trained[2]]
     assert load_task(TaskOptions(name="gym:leg_counting", seed=4)).prompt(0) != trained[0]
-    other, told = load_task(TaskOptions(name="gym:leg_counting", seed=4)), list[str]()
+    told = list[str]()
     other.progress = told.append
     held_out = other.held_out(5)
     assert told[0] == "gym:leg_counting: 0 of 5 held-out questions found among 0"
@@ -441,51 +395,30 @@ class Configured(Whole):
 
 class Unlike:
     def prompt(self, index): ...
-
-class NoHeldOut(Whole):
-    def held_out(self, count): return []
-
-class NoPrompt(Whole):
-    def prompt(self, index): return "2+2="
-
-class Stumbles(Whole):
-    def held_out(self, count): return [1 / 0]
-
-class LongId(Whole):
-    def prompt(self, index): return Prompt(prompt_id="x" * 65, text="a", answer="b")
-
-class Raises(Whole):
-    def __init__(self, seed): raise OSError("no disk")
-
-class Asks(Whole):
-    def __init__(self, other): ...
 '''
+"""A module of tasks; its classes that are none stand in the table below."""
 
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module in the working directory, which is not on the path."""
     (tmp_path / "my_own_task.py").write_text(OWN)
-    (tmp_path / "broken_task.py").write_text("1 +\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_own_task", raising=False)
     return "python:my_own_task:"
 
 
-def test_a_task_of_ones_own_needs_three_methods(own: str) -> None:
+def test_a_task_of_ones_own_needs_three_methods_and_may_say_more(own: str) -> None:
     task = load_task(TaskOptions(name=own + "Whole", seed=5))
     check_task(task)
     assert (task.name, task.description, task.max_new_tokens) == (own + "Whole", "Say the number again.", 8)
     assert (task.chat, task.size, task.data_digest) == (False, None, "")
     prompt = task.prompt(2)
     assert prompt.text == "5/2"
-    assert (task.score(prompt, "1").reward, task.score(prompt, "1").exact) == (1.0, True)
-    assert (task.score(prompt, "half").reward, task.score(prompt, "half").exact) == (0.5, False)
+    assert task.score(prompt, "1") == Score(reward=1.0, exact=True)
+    assert task.score(prompt, "half") == Score(reward=0.5, exact=False)
     assert task.score(prompt, "s").reward == 3
-
-
-def test_a_task_of_ones_own_may_say_more(own: str) -> None:
     task = load_task(TaskOptions(name=own + "Configured", seed=5))
     assert (task.description, task.chat, task.size, task.data_digest) == ("mine", True, 7, "d")
     assert task.prompt(1).text == "5/1"
@@ -493,9 +426,8 @@ def test_a_task_of_ones_own_may_say_more(own: str) -> None:
 
 @pytest.mark.parametrize("said", ["np.bool_(True)", "np.float32(1.0)", "np.int64(1)", "True", "torch.tensor(1.0)"])
 def test_a_number_of_any_library_is_a_reward(own: str, tmp_path: Path, said: str) -> None:
-    other = f"import numpy as np, torch\n\nclass Other:\n    def score(self, p, c): return {said}\n\n"
-    text = other + OWN
-    (tmp_path / "my_own_task.py").write_text(text + "\nWhole.score = Other.score\n")
+    score = f"\nimport numpy as np, torch\nWhole.score = lambda self, prompt, completion: {said}\n"
+    (tmp_path / "my_own_task.py").write_text(OWN + score)
     task = load_task(TaskOptions(name=own + "Whole"))
     assert checked(task.score(task.prompt(0), "1")) == Score(reward=1.0, exact=True)
 
@@ -508,37 +440,30 @@ def test_a_reward_that_cannot_be_computed_with_has_failed(reward: float) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("method", "words"),
     [
-        ("Unlike", r"is not a task: it has no held_out\(\), no score\(\)"),
-        ("NoHeldOut", r"has no held-out prompt"),
-        ("NoPrompt", r"prompt\(0\) of .* did not return a swarm.types.Prompt"),
-        ("Stumbles", r"held_out\(1\) of .* raised ZeroDivisionError"),
-        ("LongId", r"prompt_id of 1 to 64"),
-        ("Raises", r"could not be made with \(seed\) or \(options\): OSError: no disk"),
-        ("Asks", r"could not be made with \(seed\) or \(options\): TypeError"),
-        ("Missing", r"my_own_task has no class Missing"),
+        ("held_out(self, count): return []", r"has no held-out prompt"),
+        ("prompt(self, index): return '2+2='", r"prompt\(0\) of .* did not return a swarm.types.Prompt"),
+        ("held_out(self, count): return [1 / 0]", r"held_out\(1\) of .* raised ZeroDivisionError"),
+        ("prompt(self, index): return Prompt(prompt_id='x' * 65, text='a', answer='b')", r"prompt_id of 1 to 64"),
+        ("__init__(self, seed): raise OSError('no disk')", r"made with \(seed\) or \(options\): OSError: no disk"),
+        ("__init__(self, other): ...", r"could not be made with \(seed\) or \(options\): TypeError"),
     ],
 )
-def test_a_class_that_is_no_task_is_one_line(own: str, name: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        check_task(load_task(TaskOptions(name=own + name)))
+def test_a_class_that_is_no_task_is_one_line(own: str, tmp_path: Path, method: str, words: str) -> None:
+    (tmp_path / "my_own_task.py").write_text(f"{OWN}\nclass Other(Whole):\n    def {method}\n")
+    _refused(words, name=own + "Other")
 
 
-def test_a_module_that_cannot_be_imported_is_one_line(own: str) -> None:
-    with pytest.raises(UserError, match=r"importing broken_task raised SyntaxError"):
-        load_task(TaskOptions(name="python:broken_task:Task"))
+def test_a_module_without_a_task_is_one_line(own: str, tmp_path: Path) -> None:
+    _refused(r"is not a task: it has no held_out\(\), no score\(\)", name=own + "Unlike")
+    (tmp_path / "broken_task.py").write_text("1 +\n")
+    _refused(r"importing broken_task raised SyntaxError", name="python:broken_task:Task")
 
 
-def test_every_kind_is_written_with_its_rest() -> None:
-    assert all(kind.rest and kind.description for kind in KINDS.values())
-
-
-EVALUATING = ("n_queens", "spiral_matrix", "puzzle24", "polynomial_multiplication", "simple_integration")
-"""Data sets whose scorers evaluate an answer, by eval() and by sympy."""
-
-
-@pytest.mark.parametrize("name", EVALUATING)
+@pytest.mark.parametrize(
+    "name", ["n_queens", "spiral_matrix", "puzzle24", "polynomial_multiplication", "simple_integration"]
+)
 def test_an_answer_runs_no_code_on_the_learners_machine(name: str, tmp_path: Path) -> None:
     task = load_task(TaskOptions(name=f"gym:{name}"))
     prompt = task.prompt(0)
@@ -576,17 +501,7 @@ def test_expressions_are_evaluated(source: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    [
-        "().__class__",
-        "open('x')",
-        "[x for x in 'ab']",
-        "lambda: 1",
-        "x = 1",
-        "exp.x",
-        "sin(1)(2)",
-        "(" * 5000,
-        "-" * 4000 + "1",
-    ],
+    ["().__class__", "open('x')", "[x for x in 'ab']", "lambda: 1", "x = 1", "exp.x", "sin(1)(2)", "(" * 5000],
 )
 def test_what_is_more_than_an_expression_is_not(source: str) -> None:
     with pytest.raises(ValueError, match=r"no |not an expression|the text"):

@@ -8,17 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from swarm.errors import UserError
 from swarm.learner.checkpoint.model_files import layout_of, load_model, save_small_files, stream_tensors, write_staging
-from swarm.learner.messages import Save, Train, TrainGroup, TrainRollout
-from swarm.learner.tiny import tiny_model
-from swarm.learner.trainer import Trainer
 from swarm.models.device import as_streamed
-from tests.builders import floats, ints
-from tests.unit.models import Staged, logprobs_of, stage
-from tests.unit.trainers import trainer_in
+from tests.unit.models import Staged, stage
 
 
 @pytest.fixture(scope="module")
@@ -26,21 +20,11 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Staged:
     return stage(tmp_path_factory.mktemp("learner"))
 
 
-def loaded_from(directory: Path) -> Any:
-    """A checkpoint as anybody would load it, widened to float32."""
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    return model.eval()
-
-
-def test_tied_tensors_are_in_the_stream_once(staged: Staged) -> None:
+def test_every_name_of_the_model_is_in_the_stream_and_tied_tensors_once(staged: Staged) -> None:
     specs = {spec.name: spec for spec in staged.layout.tensors}
     assert specs["model.embed_tokens.weight"].aliases == ("lm_head.weight",)
     assert "lm_head.weight" not in specs
-    parameters = sum(p.numel() for p in staged.model.parameters())
-    assert staged.layout.total_bytes == 2 * parameters
-
-
-def test_every_name_of_the_model_is_in_the_stream(staged: Staged) -> None:
+    assert staged.layout.total_bytes == 2 * sum(p.numel() for p in staged.model.parameters())
     names = {name for spec in staged.layout.tensors for name in (spec.name, *spec.aliases)}
     assert names == set(staged.model.state_dict())
 
@@ -84,71 +68,10 @@ def test_the_small_files_are_those_that_the_layout_names(staged: Staged) -> None
     assert all((staged.files_dir / name).read_bytes() == content for name, content in files.items())
 
 
-def test_a_seed_makes_the_same_model_again() -> None:
-    def weights(seed: int) -> list[float]:
-        return list(tiny_model(seed).state_dict()["model.embed_tokens.weight"].flatten().tolist())
-
-    assert weights(3) == weights(3) != weights(4)
-
-
 def test_a_model_that_is_not_there_is_one_line_for_the_user(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be loaded") as caught:
         load_model(str(tmp_path), 0)
     assert "\n" not in str(caught.value)
-
-
-# -- steps ---------------------------------------------------------------------------------------------------
-
-
-PROMPT, GOOD, BAD = (1, 3, 13), (3, 2), (4, 2)
-
-
-def batch_of(good_reward: float, *, copies: int = 1) -> tuple[TrainGroup, ...]:
-    """GOOD and BAD, answered by the tiny model of seed 0 itself; BAD has reward 0."""
-    model = tiny_model(0)
-    rollouts = tuple(
-        TrainRollout(
-            token_ids=ints(*tokens),
-            logprobs=floats(*logprobs_of(model, PROMPT, tokens)),
-            reward=reward,
-            staleness=0,
-        )
-        for tokens, reward in ((GOOD, good_reward), (BAD, 0.0))
-    )
-    return (TrainGroup(prompt_token_ids=PROMPT, rollouts=rollouts),) * copies
-
-
-def saved(trainer: Trainer, directory: Path) -> dict[str, torch.Tensor]:
-    trainer.save(Save(directory=str(directory), step=0))
-    assert not trainer.flush().fault
-    return dict(loaded_from(directory).state_dict())
-
-
-def test_a_step_makes_the_better_answer_likelier_and_the_worse_one_less_likely(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, learning_rate=1e-2, minibatches=1)
-    trained = trainer.step(Train(step=0, groups=batch_of(1.0)))
-    saved(trainer, tmp_path / "after")
-    before = tiny_model(0)
-    after = loaded_from(tmp_path / "after")
-    assert sum(logprobs_of(after, PROMPT, GOOD)) > sum(logprobs_of(before, PROMPT, GOOD)) + 0.1
-    assert sum(logprobs_of(after, PROMPT, BAD)) < sum(logprobs_of(before, PROMPT, BAD)) - 0.1
-    assert trained.metrics["optimizer_steps"] == 1
-    assert trained.metrics["mismatch_kl"] == pytest.approx(0, abs=1e-6)
-    assert trained.metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-4)
-
-
-def test_a_batch_without_variance_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, learning_rate=1e-2, minibatches=1)
-    before = saved(trainer, tmp_path / "before")
-    trained = trainer.step(Train(step=0, groups=batch_of(0.0, copies=2)))
-    after = saved(trainer, tmp_path / "after")
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert (trained.metrics["optimizer_steps"], trained.metrics["frac_reward_zero_std"]) == (0, 1)
-
-
-def test_minibatches_are_optimiser_steps(tmp_path: Path) -> None:
-    trained = trainer_in(tmp_path, minibatches=2).step(Train(step=0, groups=batch_of(1.0, copies=2)))
-    assert trained.metrics["optimizer_steps"] == 2
 
 
 @pytest.mark.parametrize(
