@@ -134,7 +134,7 @@ def _bases(kind: type[BaseModel]) -> list[type[Section]]:
     return [base for base in reversed(kind.__mro__) if issubclass(base, Section) and "table" in vars(base)][1:]
 
 
-class Model(Section):
+class ModelSection(Section):
     """What is trained."""
 
     table: ClassVar[str] = "model"
@@ -147,7 +147,7 @@ class Model(Section):
     )
 
 
-class Task(Section):
+class TaskSection(Section):
     """What it learns, and from which rewards."""
 
     table: ClassVar[str] = "task"
@@ -337,7 +337,7 @@ class Storage(Section):
     tensorboard: Annotated[bool, Flag("Log for TensorBoard too."), RESUMED] = False
 
 
-class Trainer(Section):
+class TrainerSection(Section):
     """Devices and memory of the training."""
 
     table: ClassVar[str] = "trainer"
@@ -434,7 +434,7 @@ OF_LEAD = (
 )
 
 
-class LeadConfig(LeadMoney, Trainer, Storage, LeadSwarm, Evaluation, Learn, Task, Model):
+class LeadConfig(LeadMoney, TrainerSection, Storage, LeadSwarm, Evaluation, Learn, TaskSection, ModelSection):
     """One run of a learner. Fields come in the order of the sections from the last base to the first."""
 
     max_download: ClassVar[None] = None  # What it fetches is little
@@ -480,7 +480,7 @@ def read_hours(text: str) -> list[tuple[int, int]]:
     return ranges
 
 
-class Limits(Section):
+class LimitsSection(Section):
     """What the machine gives. All of it may be changed while the node runs (join/owner.py)."""
 
     table: ClassVar[str] = "limits"
@@ -538,7 +538,7 @@ class JoinSwarm(Section):
     ] = "auto"
 
 
-class Engine(Section):
+class EngineSection(Section):
     """What draws."""
 
     table: ClassVar[str] = "engine"
@@ -576,14 +576,16 @@ class JoinMoney(Section):
 
 
 OF_JOIN = (
-    Heeded((*Engine.model_fields, "base", "gpu_memory_share"), lambda c: c.role == "sampler", "with --role sampler"),
+    Heeded(
+        (*EngineSection.model_fields, "base", "gpu_memory_share"), lambda c: c.role == "sampler", "with --role sampler"
+    ),
     Heeded(("engine_arguments",), lambda c: c.engine == "vllm", 'with engine = "vllm"'),
     Heeded(("tensor_parallel_size",), lambda c: c.engine in ("auto", "vllm"), "with --engine vllm"),
     Heeded(("gpu_memory_share",), lambda c: c.engine != "transformers", "with --engine vllm or mlx"),
 )
 
 
-class JoinConfig(JoinMoney, Limits, Engine, JoinSwarm):
+class JoinConfig(JoinMoney, LimitsSection, EngineSection, JoinSwarm):
     """One sampler or relay. The defaults of `host`, `port`, `tls` and `lan` depend on where the bootstraps are."""
 
     advertise: ClassVar[None] = None  # Publics see its address

@@ -109,7 +109,7 @@ class SampleSpec(Message, frozen=True):
     attempt: Count = 0
 
 
-class Progress(Message, frozen=True):
+class EpisodeProgress(Message, frozen=True):
     """The state of an episode: player `seat` draws turn number `turn` next. `streams` are the token ids (int32) that
     each player has read and drawn, the first player's without the prompt. None may be longer than `max_tokens`."""
 
@@ -135,7 +135,7 @@ class Lease(Message, frozen=True):
     rules: SamplingRules
     min_version: VersionId
     time_limit_s: Seconds
-    episode: Progress | None = None
+    episode: EpisodeProgress | None = None
 
 
 class Span(Message, frozen=True):

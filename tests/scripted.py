@@ -13,11 +13,11 @@ import sys
 from swarm.join import sampler
 from swarm.process import Child
 from swarm.sampler import worker
-from swarm.sampler.choice import Chosen
+from swarm.sampler.choice import ChosenEngine
 from tests.scripted_engine import ENGINE
 
 if __name__ == "__main__":
     hang_s = {"hang_s": float(given)} if (given := os.environ.get("ENGINE_HANG_S")) else {}
     worker.Child = lambda name, module, *given, **named: Child(name, ENGINE, *given, **named | hang_s)  # type: ignore
-    sampler.choose_engine = lambda *_: Chosen(kind="transformers", why="scripted")  # type: ignore
+    sampler.choose_engine = lambda *_: ChosenEngine(kind="transformers", why="scripted")  # type: ignore
     runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)

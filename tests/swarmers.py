@@ -11,13 +11,13 @@ from swarm.broadcast.version.manifest import Head, open_head, sign_head
 from swarm.gossip.membership import Membership
 from swarm.gossip.records import (
     AGE_UNIT_S,
-    Call,
     Died,
     Effect,
     Exchange,
     ExchangeReply,
     GossipRules,
     Owner,
+    Post,
     Profile,
     Reachability,
     Record,
@@ -166,8 +166,8 @@ def introduce(
     return effects
 
 
-def calls_in(effects: Sequence[Effect]) -> list[Call]:
-    return [effect for effect in effects if isinstance(effect, Call)]
+def calls_in(effects: Sequence[Effect]) -> list[Post]:
+    return [effect for effect in effects if isinstance(effect, Post)]
 
 
 def reasons(effects: Sequence[Effect]) -> list[str]:
@@ -179,7 +179,7 @@ def deaths(effects: Sequence[Effect]) -> list[NodeId]:
 
 
 def deliver(
-    call: Call, source: Membership, target: Membership, *, now: float, held_s: float = 0.0
+    call: Post, source: Membership, target: Membership, *, now: float, held_s: float = 0.0
 ) -> tuple[list[Effect], list[Effect]]:
     """Carry a call to `target` and its answer back: what both made of it."""
     host = source.view.own.record.addresses[0].host if source.view.own.record.addresses else ELSEWHERE

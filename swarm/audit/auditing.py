@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.audit.auditor import ANY, CUT, HALF, MIN_ROLLOUTS, Auditor, Caught, Finding, Limits
+from swarm.audit.auditor import ANY, CUT, HALF, MIN_ROLLOUTS, Auditor, Caught, ErrorLimits, Finding
 from swarm.bounded import Bounded
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
@@ -55,14 +55,14 @@ Floats = NDArray[np.float32]
 EMPTY = np.zeros(0, np.float32)
 
 
-def measured_classes() -> dict[str, Limits]:
+def measured_classes() -> dict[str, ErrorLimits]:
     """Return the limits of each class that was measured, by us or by this machine's owner. Raise UserError if the
     owner's file cannot be read."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    found: dict[str, Limits] = {}
+    found: dict[str, ErrorLimits] = {}
     for path in (CLASSES, config / "echo-node" / CLASSES.name):
         try:
-            found |= msgspec.toml.decode(path.read_bytes(), type=dict[str, Limits])
+            found |= msgspec.toml.decode(path.read_bytes(), type=dict[str, ErrorLimits])
         except FileNotFoundError:
             continue
         except (OSError, msgspec.MsgspecError) as error:
@@ -97,7 +97,7 @@ def write_refusal(run_dir: Path, node: NodeId, *, step: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ChosenRollout:
     """A rollout to draw again, or one turn of an episode, which begins at token `start` of the `whole` rollout. `seed`
     is None if it was drawn greedily. `in_full`: all rollouts of this sampler are audited, because it is new, suspicious
     or of an unmeasured class. `side` as in Finding."""
@@ -138,11 +138,11 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AuditedPart:
     """The tokens of a rollout that its sampler says one version drew, and what the audit found. `exact`: the audit
     computed in float32."""
 
-    chosen: Chosen
+    chosen: ChosenRollout
     span: Span
     errors: Floats
     margins: Floats
@@ -199,7 +199,7 @@ class Auditing:
         share = self.spent_s / (self.spent_s + self.trained_s) if self.spent_s else 0.0
         return {"audit/rollouts": float(self.audited), "audit/time_share": share}
 
-    def select(self, batch: Sequence[Group]) -> list[Chosen]:
+    def select(self, batch: Sequence[Group]) -> list[ChosenRollout]:
         """Return the rollouts of the batch that are to be audited and have not been yet. There are few held-out
         answers, so no time limit applies to them."""
         drawn: defaultdict[tuple[str, NodeId], list[tuple[Group, Sample, Turn]]] = defaultdict(list)
@@ -210,7 +210,7 @@ class Auditing:
                     drawn[sample.rollout.rollout_id, NodeId(turn.node)].append((group, sample, turn))
         if any(group.purpose == "train" for group in batch):
             self._seen &= drawn.keys()
-        found: list[Chosen] = []
+        found: list[ChosenRollout] = []
         chosen = Counter[NodeId]()
         room = self._newcomer_rollouts()
         # In a secret order: a newcomer cannot know which of its rollouts there is time for.
@@ -225,24 +225,24 @@ class Auditing:
                 found += [self._chosen(name, *part, in_full=share == 1) for part in parts]
         return sorted(found, key=lambda one: one.name)
 
-    async def audit(self, chosen: Sequence[Chosen]) -> AuditResult:
+    async def audit(self, chosen: Sequence[ChosenRollout]) -> AuditResult:
         """Have these rollouts drawn again. The caller bars the samplers that are caught, and trains with the recomputed
         log-probs."""
         result = AuditResult()
-        by_version: defaultdict[tuple[VersionId, bool], list[tuple[Chosen, Span]]] = defaultdict(list)
+        by_version: defaultdict[tuple[VersionId, bool], list[tuple[ChosenRollout, Span]]] = defaultdict(list)
         for one in chosen:
             self._seen.add((one.name, one.node))
             for span in one.rollout.spans:
                 # Other engines' log-probs are no more exact than the trainer's fast passes.
                 is_fast = not (self.is_measured(one.node) and "/float32/" in self._class_of(one.node))
                 by_version[span.version, is_fast].append((one, span))
-        found: defaultdict[tuple[str, NodeId], list[Part]] = defaultdict(list)
+        found: defaultdict[tuple[str, NodeId], list[AuditedPart]] = defaultdict(list)
         for (version, is_fast), parts in sorted(by_version.items()):
             replayed = await self._draw_again(version, parts, is_fast)
             result.unaudited += 0 if replayed.errors else len(parts)
             for (one, span), errors, margins in zip(parts, replayed.errors, replayed.margins, strict=False):
                 own = np.frombuffer(errors, np.float32), np.frombuffer(margins, np.float32)
-                found[one.name, one.node].append(Part(one, span, *own, replayed.exact))
+                found[one.name, one.node].append(AuditedPart(one, span, *own, replayed.exact))
         self.audited += len(found)
         # All turns of an episode that a node drew are judged together: one turn may be a single token.
         for parts_of in found.values():
@@ -261,7 +261,7 @@ class Auditing:
             replayed = await self._draw_again(span.version, [(one, span)], is_fast=True, is_counted=False)
             if not replayed.margins:
                 return None, result
-            parts.append(Part(one, span, EMPTY, np.frombuffer(replayed.margins[0], np.float32), replayed.exact))
+            parts.append(AuditedPart(one, span, EMPTY, np.frombuffer(replayed.margins[0], np.float32), replayed.exact))
         margins = np.concatenate([part.margins for part in parts])
         limits = self._auditor.classes.get(self._class_of(one.node), ANY).widened(HALF)
         genuine = float(np.minimum(margins, CUT).sum()) < limits.margin * len(margins) + limits.sum / MIN_ROLLOUTS
@@ -292,10 +292,10 @@ class Auditing:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _chosen(self, name: str, group: Group, sample: Sample, turn: Turn, *, in_full: bool) -> Chosen:
+    def _chosen(self, name: str, group: Group, sample: Sample, turn: Turn, *, in_full: bool) -> ChosenRollout:
         rollout = sample.rollout
         assert rollout is not None
-        return Chosen(
+        return ChosenRollout(
             name=name,
             node=NodeId(turn.node),
             group_id=group.group_id,
@@ -310,7 +310,7 @@ class Auditing:
             in_full=in_full,
         )
 
-    async def _judge(self, parts: list[Part], result: AuditResult) -> None:
+    async def _judge(self, parts: list[AuditedPart], result: AuditResult) -> None:
         """Add what the audit found in the parts of one rollout that one node drew, and act on a verdict."""
         one, class_name = parts[0].chosen, self._class_of(parts[0].chosen.node)
         for part in () if one.seed is None or self._auditor.is_measured(class_name) else parts:
@@ -336,7 +336,7 @@ class Auditing:
             await asyncio.to_thread(self._write, verdict, why, evidence)
 
     @staticmethod
-    def _replace(result: AuditResult, part: Part) -> None:
+    def _replace(result: AuditResult, part: AuditedPart) -> None:
         one, name = part.chosen, (part.chosen.group_id, part.chosen.index)
         held = array("f", result.recomputed[name][1] if name in result.recomputed else one.whole.logprobs)
         claimed = np.frombuffer(one.rollout.logprobs, np.float32)[part.span.start : part.span.end]
@@ -355,7 +355,7 @@ class Auditing:
         return share == 1 or self.sampled_s <= TIME_SHARE * self.trained_s
 
     async def _draw_again(
-        self, version: VersionId, parts: Sequence[tuple[Chosen, Span]], is_fast: bool, *, is_counted: bool = True
+        self, version: VersionId, parts: Sequence[tuple[ChosenRollout, Span]], is_fast: bool, *, is_counted: bool = True
     ) -> Audited:
         """Return what the trainer finds for each part; nothing if the weights are gone or do not fit. The time counts
         against the budgets if `is_counted`."""
@@ -375,7 +375,7 @@ class Auditing:
             self._has_skipped = True
         return found
 
-    def _remember(self, one: Chosen, errors: Floats, margins: Floats) -> None:
+    def _remember(self, one: ChosenRollout, errors: Floats, margins: Floats) -> None:
         if not max(np.abs(errors).sum(), margins.sum()) > MIN_DIFFERENCE * len(margins):
             return
         self._against.setdefault(one.node, deque(maxlen=KEPT_EVIDENCE)).append(one.described(errors, margins))
@@ -423,7 +423,7 @@ def _side_of(sample: Sample, group: Group) -> int:
     return int(above > 0) - int(above < 0)
 
 
-def _audit_rollout(one: Chosen, span: Span) -> AuditRollout:
+def _audit_rollout(one: ChosenRollout, span: Span) -> AuditRollout:
     """The prompt of a part is everything before it, including what another version drew."""
     tokens, start = one.rollout.token_ids, 4 * span.start
     return AuditRollout(

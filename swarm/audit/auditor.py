@@ -38,7 +38,7 @@ MAX_NODES = 65_536  # Samplers remembered, in at most 60 MB; the oldest is forgo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ErrorLimits:
     """Upper bounds for honest samplers, in mean nats a token: `bias` of errors, `size` of their magnitudes, and
     `margin`. A sampler is caught when the excess over one of them adds up to `sum` nats."""
 
@@ -47,18 +47,18 @@ class Limits:
     margin: float
     sum: float
 
-    def widened(self, other: Limits) -> Limits:
+    def widened(self, other: ErrorLimits) -> ErrorLimits:
         """Return the wider of both."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("bias", "size", "margin", "sum"))
         bias, size, margin, total = map(max, pairs)
-        return Limits(bias=bias, size=size, margin=margin, sum=total)
+        return ErrorLimits(bias=bias, size=size, margin=margin, sum=total)
 
 
-ANY = Limits(bias=0.225, size=1.0, margin=0.22, sum=18.0)
+ANY = ErrorLimits(bias=0.225, size=1.0, margin=0.22, sum=18.0)
 """For every class: five times the effect of 8-bit weights on a model of 135M parameters, where it is largest. With
 4-bit weights so small a model is another policy, which cannot be told from a lie (docs/threats.md)."""
 
-HALF = Limits(bias=0.02, size=0.23, margin=0.011, sum=8.0)
+HALF = ErrorLimits(bias=0.02, size=0.23, margin=0.011, sum=8.0)
 """Five times the effect of bfloat16, at the learner and at a sampler."""
 
 
@@ -137,7 +137,7 @@ class Auditor:
     """`classes` are the limits of measured classes, by name. `share` of the rollouts is audited where a sampler is of
     such a class and not new."""
 
-    def __init__(self, classes: Mapping[str, Limits], *, secret: bytes, share: float) -> None:
+    def __init__(self, classes: Mapping[str, ErrorLimits], *, secret: bytes, share: float) -> None:
         self.classes = classes
         self._secret = secret
         self._share = share
@@ -158,7 +158,7 @@ class Auditor:
         """Return the rollout's secret number, from 0 to 1. It is audited if the number is below the share."""
         return int.from_bytes(digest(self._secret + rollout_id.encode())[:8], "little") / 2**64
 
-    def add(self, node: NodeId, limits: Limits, finding: Finding) -> Caught | None:
+    def add(self, node: NodeId, limits: ErrorLimits, finding: Finding) -> Caught | None:
         """Add a finding about one of the node's rollouts. Return a verdict the first time that a sum passes its
         limit."""
         known = self._known.setdefault(node, _Evidence())

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from swarm.broadcast.version.manifest import TABLE_BYTES, Head, Span
+from swarm.broadcast.version.manifest import TABLE_BYTES, ByteSpan, Head
 from swarm.types import NodeId, VersionId
 
 MIN_PART_BYTES = 16 * 1024
@@ -31,10 +31,10 @@ DIRECT_BYTES = 64 * 1024
 """If a table takes no more than this for all receivers together, it is sent directly: a hop would only delay it."""
 
 
-def parts_of(table_bytes: int) -> list[Span]:
+def parts_of(table_bytes: int) -> list[ByteSpan]:
     """Cut a table into parts. They follow from its size alone."""
     size = max(MIN_PART_BYTES, -(-table_bytes // MAX_PARTS))
-    return [Span(start=at, nbytes=min(size, table_bytes - at)) for at in range(0, table_bytes, size)]
+    return [ByteSpan(start=at, nbytes=min(size, table_bytes - at)) for at in range(0, table_bytes, size)]
 
 
 def forwarders_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
@@ -108,7 +108,7 @@ class EarlyParts:
         return found
 
 
-def _cut(data: bytes, span: Span) -> bytes:
+def _cut(data: bytes, span: ByteSpan) -> bytes:
     return data[span.start : span.start + span.nbytes]
 
 

@@ -32,7 +32,7 @@ from swarm.broadcast.version.manifest import (
     open_table,
 )
 from swarm.errors import PeerUnreachable, ProtocolError
-from swarm.net.client import Busy, Gone, Peer, Progress
+from swarm.net.client import Busy, Gone, HttpPeer, Progress
 from swarm.types import VersionId
 from swarm.wire import decode
 
@@ -65,20 +65,20 @@ class Piece:
 
 
 @dataclass(slots=True, eq=False)
-class Source:
+class CatchupSource:
     """A peer that is asked, with the number of `gone` and `busy` answers since it last gave a piece."""
 
-    peer: Peer
+    peer: HttpPeer
     gone: int = 0
     busy: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class CatchupRequest:
     """`began_at` is when it was asked for, `moved_at` when something of it came last; infinite while this node itself
     holds it up."""
 
-    source: Source
+    source: CatchupSource
     piece: Piece
     began_at: float = math.inf
     moved_at: float = math.inf
@@ -91,28 +91,28 @@ class Download:
     """Pieces to fetch from peers, and what these do not give in time from the learner."""
 
     def __init__(self, pieces: Sequence[Piece], pool: Executor, *, meter: Meter | None = None) -> None:
-        self.failed: list[Peer] = []
+        self.failed: list[HttpPeer] = []
         self.left = set(pieces)
         self._pool = pool
         self._meter = meter
         self._waiting = deque(pieces)
-        self._requests: dict[asyncio.Task[bool], Request] = {}
+        self._requests: dict[asyncio.Task[bool], CatchupRequest] = {}
         self._seconds = 0.0
         self._taken = 0
         self.asks_learner = False
 
-    async def run(self, peers: Sequence[Peer], learner: Sequence[Peer], *, patient: bool) -> bool:
+    async def run(self, peers: Sequence[HttpPeer], learner: Sequence[HttpPeer], *, patient: bool) -> bool:
         """Return True once every piece is taken, False if no peer is left that gives the rest. The learner is asked too
         while all peers are silent and, unless `patient`, once they give nothing more."""
         each = min(REQUESTS_A_PEER, max(1, REQUESTS_IN_ALL // max(1, len(peers))))
-        free = deque([Source(peer) for peer in peers[:REQUESTS_IN_ALL]] * each)
+        free = deque([CatchupSource(peer) for peer in peers[:REQUESTS_IN_ALL]] * each)
         helping = False
         try:
             while self.left:
                 self._ask(free)
                 is_silent = all(self._is_late(request) for request in self._requests.values())
                 if learner and not helping and (is_silent if self._requests else not patient):
-                    free.extend([Source(peer) for peer in learner] * REQUESTS_A_PEER)
+                    free.extend([CatchupSource(peer) for peer in learner] * REQUESTS_A_PEER)
                     helping = self.asks_learner = True
                     continue
                 if not self._requests:
@@ -135,7 +135,7 @@ class Download:
             self.failed.extend(request.source.peer for request in self._requests.values() if self._is_late(request))
         return True
 
-    def _ask(self, free: deque[Source]) -> None:
+    def _ask(self, free: deque[CatchupSource]) -> None:
         """Give every free source something to do, if there is anything."""
         for _ in range(len(free)):
             source = free.popleft()
@@ -144,10 +144,10 @@ class Download:
             if (piece := self._next(source)) is None:
                 free.append(source)
                 continue
-            request = Request(source, piece)
+            request = CatchupRequest(source, piece)
             self._requests[asyncio.create_task(self._fetch(request))] = request
 
-    def _next(self, source: Source) -> Piece | None:
+    def _next(self, source: CatchupSource) -> Piece | None:
         """Return a piece that nobody is asked for, or one that all who are asked for it, other peers, are late with."""
         while self._waiting:
             if (piece := self._waiting.popleft()) in self.left:
@@ -156,13 +156,13 @@ class Download:
         late = (r.piece for r in self._requests.values() if r.piece in self.left and r.piece not in keeping)
         return next(late, None)
 
-    def _is_late(self, request: Request) -> bool:
+    def _is_late(self, request: CatchupRequest) -> bool:
         now, usual_s = asyncio.get_running_loop().time(), FIRST_S
         if self._taken:
             usual_s = max(LATE_S, LATE_RATIO * self._seconds / self._taken)
         return now - request.moved_at > LATE_S or now - request.began_at > usual_s
 
-    def _end(self, task: asyncio.Task[bool]) -> Source:
+    def _end(self, task: asyncio.Task[bool]) -> CatchupSource:
         request = self._requests.pop(task)
         if not task.result():
             self.failed.append(request.source.peer)
@@ -170,7 +170,7 @@ class Download:
             self._waiting.append(request.piece)
         return request.source
 
-    async def _fetch(self, request: Request) -> bool:
+    async def _fetch(self, request: CatchupRequest) -> bool:
         """Ask for a piece and take it. Return False if the peer must not be asked again."""
         source, piece = request.source, request.piece
         if self._meter is not None:
@@ -211,10 +211,10 @@ async def catch_up(
     store: VersionStore,
     weights: WeightMap,
     target: SignedVersion,
-    sources: Sequence[Peer],
+    sources: Sequence[HttpPeer],
     *,
     pool: Executor,
-    learner: Peer | None = None,
+    learner: HttpPeer | None = None,
     patient: bool = False,
     meter: Meter | None = None,
 ) -> None:
@@ -233,8 +233,8 @@ async def catch_up(
 class _CatchUp:
     _store: VersionStore
     _weights: WeightMap
-    _sources: list[Peer]
-    _learner: list[Peer]
+    _sources: list[HttpPeer]
+    _learner: list[HttpPeer]
     _patient: bool
     _pool: Executor
     _meter: Meter | None
@@ -287,7 +287,7 @@ class _CatchUp:
                 await in_thread(held.chunks.recheck)
                 raise
 
-    async def _signed_from(self, version: VersionId, peer: Peer, progress: Progress) -> SignedVersion:
+    async def _signed_from(self, version: VersionId, peer: HttpPeer, progress: Progress) -> SignedVersion:
         sealed = await peer.get(f"/v1/versions/{version}/head", cap_bytes=HEAD_BYTES, timeout_s=FETCH_S)
         head = open_head(sealed, self._store.learner_key)
         if head.version != version or head.layout_digest != self._store.layout_digest:

@@ -30,7 +30,7 @@ WORTH_CHILDREN_BYTES = 64 * 1024 * 1024  # A smaller model is encoded before a c
 HANG_S = 120.0  # A job takes milliseconds
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class RegionPart(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of a region that belong to a tensor, by its number in the layout."""
 
     tensor: int
@@ -44,7 +44,7 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
     start: int
     nbytes: int
     dtype: Dtype
-    parts: tuple[Part, ...]
+    parts: tuple[RegionPart, ...]
 
 
 class Encode(msgspec.Struct, frozen=True):

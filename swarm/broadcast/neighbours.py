@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from swarm.broadcast.notes import Roster, whom_to_dial
 from swarm.errors import PeerUnreachable, ProtocolError
-from swarm.net.client import Peer, Progress
+from swarm.net.client import HttpPeer, Progress
 from swarm.net.hosts import Tries, caller_of
 from swarm.net.links import MIN_BACK_OFF_S, Links, Station
 from swarm.net.stream import LinkEnd, Stream
@@ -30,7 +30,7 @@ MAX_WAIT_S = 10.0  # Between two questions to a learner that is not linked: a fi
 T = TypeVar("T")
 
 
-async def first_of(peers: Sequence[Peer], ask: Callable[[Peer, Progress], Coroutine[Any, Any, T]]) -> T | None:
+async def first_of(peers: Sequence[HttpPeer], ask: Callable[[HttpPeer, Progress], Coroutine[Any, Any, T]]) -> T | None:
     """Return the first answer, or None if nobody gives one. After a failure the next peer is asked; once less than
     MIN_BYTES came in SILENT_S, the last one too, which is the learner. `ask` reports what comes."""
     waiting, asked, done = deque(peers), set[asyncio.Task[T]](), set[asyncio.Task[T]]()
@@ -117,7 +117,7 @@ class Neighbours:
 
     # -- whom to ask -----------------------------------------------------------------------------------------
 
-    def publics(self) -> list[Peer]:
+    def publics(self) -> list[HttpPeer]:
         """Return the linked publics of the roster in random order, or if there are none, those that gossip has proven.
         Where the others are, the learner merely claims."""
         named = ((m.node, address) for m in self._roster.members for address in self._ways(m.addresses))
@@ -125,7 +125,7 @@ class Neighbours:
         self._station.random.shuffle(found)
         return [self._station.peer_at(node, address) for node, address in found]
 
-    def learner(self) -> Peer | None:
+    def learner(self) -> HttpPeer | None:
         """Return the learner where its stream leads; without a stream ever more rarely, and None in between."""
         node, addresses = self._station.learner()
         found = [one for one in addresses if self._is_at(node, one)]
@@ -141,7 +141,7 @@ class Neighbours:
         # At first only the learner has the layout. For a small one, asking around takes more time than it saves.
         peers = [*learner, *self.publics()] if cap_bytes <= SMALL_BYTES else [*self.publics(), *learner]
 
-        async def ask(peer: Peer, progress: Progress) -> tuple[bytes, T]:
+        async def ask(peer: HttpPeer, progress: Progress) -> tuple[bytes, T]:
             path = f"/v1/objects/{digest.hex()}"
             data = await peer.get(path, cap_bytes=cap_bytes, timeout_s=FETCH_S, progress=progress)
             return data, await asyncio.to_thread(read, data)

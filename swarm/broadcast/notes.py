@@ -27,7 +27,7 @@ MAX_MEMBERS = 256
 """A roster names the nodes that one node may be linked with: 32 in a mesh, parents and children in a forest."""
 
 
-class Kind(IntEnum):
+class NoteKind(IntEnum):
     """What the receiver of a chunk has to do with it besides keeping it."""
 
     COPY = 0
@@ -46,7 +46,7 @@ class Send:
     """
 
     index: int
-    kind: Kind
+    kind: NoteKind
     via: NodeId | None = None
 
 
@@ -118,7 +118,7 @@ class Courier(Protocol):
     def leave(self, peer: NodeId, *, now: float) -> None:
         """Drop the link to `peer`, which is down."""
 
-    def arrived(self, peer: NodeId, index: int, kind: Kind, via: NodeId | None, *, now: float) -> None:
+    def arrived(self, peer: NodeId, index: int, kind: NoteKind, via: NodeId | None, *, now: float) -> None:
         """Take a chunk that `peer` sent, now stored and proven. `index` may have been held already."""
 
     def heard(self, peer: NodeId, note: Note, *, now: float) -> None:

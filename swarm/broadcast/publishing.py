@@ -11,7 +11,7 @@ import msgspec
 from blake3 import blake3
 
 from swarm.broadcast.coding import in_order
-from swarm.broadcast.encoding import EncodedRegion, Part, Region, Submit, jobs
+from swarm.broadcast.encoding import EncodedRegion, Region, RegionPart, Submit, jobs
 from swarm.broadcast.store.disk import disk_error, map_file, require_room
 from swarm.broadcast.store.store import BegunVersion, ChunkFile, HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import open_weights
@@ -19,12 +19,12 @@ from swarm.broadcast.version.codec import FULL_RATIO, tensor_sum
 from swarm.broadcast.version.manifest import (
     ITEM_BYTES,
     TABLE_BYTES,
+    ByteSpan,
     ChunkTable,
     Head,
     Layout,
     RegionEntry,
     Segment,
-    Span,
     frozen_regions,
     needs_base,
     region_tensors,
@@ -86,7 +86,9 @@ class PublishedVersions:
         self.weights = open_weights(self.store)
         summed = [[one for one in parts if one[0] not in self._bytewise] for parts in region_tensors(layout)]
         self._regions = [
-            Region(span.start, span.nbytes, dtype, tuple(Part(tensor, at.start, at.nbytes) for tensor, at in parts))
+            Region(
+                span.start, span.nbytes, dtype, tuple(RegionPart(tensor, at.start, at.nbytes) for tensor, at in parts)
+            )
             for span, dtype, parts in zip(self.weights.regions, self.weights.dtypes, summed, strict=True)
         ]
 
@@ -276,5 +278,5 @@ class Writing:
         return segment
 
 
-def _part(whole: memoryview, span: Span) -> memoryview:
+def _part(whole: memoryview, span: ByteSpan) -> memoryview:
     return whole[span.start : span.start + span.nbytes]

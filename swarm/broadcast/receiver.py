@@ -25,7 +25,7 @@ from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.courier import TreeCourier
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.neighbours import Neighbours
-from swarm.broadcast.notes import MAX_MEMBERS, Complete, Courier, Kind, Roster, Routing
+from swarm.broadcast.notes import MAX_MEMBERS, Complete, Courier, NoteKind, Roster, Routing
 from swarm.broadcast.store.base_model import BaseModel, begin_from_base
 from swarm.broadcast.store.memory_map import MemoryMap, open_in_memory
 from swarm.broadcast.store.store import BegunVersion, ChunkFile, HeldVersion, SignedVersion, VersionStore
@@ -68,7 +68,7 @@ Stage = Literal["announced_s", "first_chunk_s", "complete_s", "applied_s", "inst
 of it is in the map; the engine holds it; the first sample that it drew has ended."""
 
 
-class Progress:
+class VersionProgress:
     """What a node holds of the versions under way and of those that it got another way."""
 
     def __init__(self, transfers: Transfers) -> None:
@@ -174,7 +174,7 @@ class Receiver:
         self._changed = asyncio.Condition()
         self._news = asyncio.Event()
         self._target: HeldVersion | None = None
-        self._progress = Progress(self._transfers)
+        self._progress = VersionProgress(self._transfers)
         self._behind_since: float | None = None
         self._said = ""  # why it cannot catch up: a learner may be away for hours, and this node tries every second
         self.store: VersionStore | None = None
@@ -289,7 +289,7 @@ class Receiver:
         if frame.type == TABLE and (routes := self._routes.get(frame.version)) is not None:
             self._take_tree_part(node, frame, payload, routes)
         elif frame.type in (TABLE, SEGMENT):
-            if frame.kind == Kind.FRESH and node == self._station.learner()[0]:
+            if frame.kind == NoteKind.FRESH and node == self._station.learner()[0]:
                 self._pass_on(node, frame, payload)
             if self._is_news(frame.version):
                 take = self._announcements.take_part if frame.type == TABLE else self._take_segment
@@ -328,7 +328,7 @@ class Receiver:
         if not self._is_news(frame.version):
             return
         is_new = self._announcements.take_part(frame.version, frame.index, payload, node)
-        if is_new and frame.kind == Kind.FRESH and node == routes.parent_of(frame.index):
+        if is_new and frame.kind == NoteKind.FRESH and node == routes.parent_of(frame.index):
             self._transfers.send_part(frame.version, frame.index, payload, routes)
 
     def _take_segment(self, version: VersionId, number: int, sealed: bytes, sender: NodeId) -> None:

@@ -19,9 +19,9 @@ from swarm.broadcast.announcing import DIRECT_BYTES, forwarders_of, parts_of
 from swarm.broadcast.coding import coding_pool, spare_threads
 from swarm.broadcast.encoding import Encoders
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import MESH_PEERS, PeerProfile, Plan, Planning, PlanOf, Uplinks, plan_of
+from swarm.broadcast.forest.planner import MESH_PEERS, PeerProfile, Planning, PlanOf, Uplinks, VersionPlan, plan_of
 from swarm.broadcast.mesh.seeder import Seeder
-from swarm.broadcast.notes import ADDRESSES, Courier, Kind, Member, Roster
+from swarm.broadcast.notes import ADDRESSES, Courier, Member, NoteKind, Roster
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.disk import DiskFull
@@ -88,7 +88,7 @@ class BroadcastService:
         self._links = Links(station, open_link=self._transfers.open_link, admits=lambda node: True)
         self._members: dict[NodeId, Member] = {}
         self._rosters: dict[NodeId, Roster] = {}
-        self._told_plan: Plan | None = None
+        self._told_plan: VersionPlan | None = None
         self._routes: dict[NodeId, tuple[object, ...]] = {}
         self._stale: set[NodeId] = set()
         self._spreading: dict[VersionId, Spreading] = {}
@@ -264,7 +264,7 @@ class BroadcastService:
             self._transfers.links[node].send(SEGMENT, so_far.version, sealed, kind=kind, index=number)
         self._transfers.open(so_far, partial(self._courier, so_far.version))
 
-    def _whom_to_tell_early(self, version: VersionId, nbytes: int) -> dict[NodeId, Kind] | None:
+    def _whom_to_tell_early(self, version: VersionId, nbytes: int) -> dict[NodeId, NoteKind] | None:
         """Return the nodes that get a segment's table, and whether they pass it on. None if that would cost too much:
         then it comes with the rest."""
         links = self._transfers.links
@@ -272,9 +272,9 @@ class BroadcastService:
             return None
         publics = self._publics()
         if not publics or len(links) * nbytes <= DIRECT_BYTES:
-            return dict.fromkeys(links, Kind.COPY)
+            return dict.fromkeys(links, NoteKind.COPY)
         # Another among equals for each version, because one of them may keep it to itself.
-        return {max(publics, key=lambda node: (publics[node], hash((node, version)))): Kind.FRESH}
+        return {max(publics, key=lambda node: (publics[node], hash((node, version)))): NoteKind.FRESH}
 
     def _has_trees(self) -> bool:
         """Return True if the next version goes down trees: their routes come before its chunks, and in segments that
@@ -321,7 +321,7 @@ class BroadcastService:
             if routes is not None:
                 self._transfers.send_part(version, index, part, routes)
             else:
-                links[forwarder].send(TABLE, version, part, kind=Kind.FRESH, index=index)
+                links[forwarder].send(TABLE, version, part, kind=NoteKind.FRESH, index=index)
 
     @staticmethod
     def _announce_directly(link: Link, held: HeldVersion) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from swarm.broadcast.announcing import PART_BYTES
 from swarm.broadcast.forest.planner import MAX_CHUNKS
-from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Kind, Note, Routing, Send
+from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Note, NoteKind, Routing, Send
 from swarm.broadcast.store.store import Held, HeldVersion
 from swarm.broadcast.version.manifest import HEAD_BYTES, MAX_CHUNK_BYTES, MAX_SEGMENTS, SEGMENT_TABLE_BYTES
 from swarm.errors import ProtocolError
@@ -56,7 +56,7 @@ keeps MAX_EARLY of them: 256 KiB, no more than its other buffers."""
 MAX_EARLY = MAX_SEGMENTS
 
 _NOTES: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
-KINDS = frozenset(int(kind) for kind in Kind)
+KINDS = frozenset(int(kind) for kind in NoteKind)
 RATE_S = 1.0
 LINK_S = 10.0  # A version takes a link for a moment of each step: its rate is a mean over some of them
 PEAK_DECAY = 0.998  # Per second: the measured uplink is the best second so far, and halves in six minutes
@@ -296,7 +296,7 @@ class Transfers:
         now = time.monotonic()
         transfer.first_chunk_at = transfer.first_chunk_at or now
         self._on_chunk(frame.version, index)
-        part.courier.arrived(link.node, frame.index, Kind(frame.kind), via, now=now)
+        part.courier.arrived(link.node, frame.index, NoteKind(frame.kind), via, now=now)
         if transfer.completed_at is None and chunks.complete:
             transfer.completed_at = now
             self._on_complete(transfer)
@@ -306,7 +306,7 @@ class Transfers:
         """Send part `index` of a table to this node's children in its tree."""
         for child in routes.children_of(index):
             if (link := self.links.get(child)) is not None:
-                link.send(TABLE, version, part, kind=Kind.FRESH, index=index)
+                link.send(TABLE, version, part, kind=NoteKind.FRESH, index=index)
 
     def reject(self, link: Link, reason: str) -> None:
         """Count a fault of a peer: what it sent goes no further."""
@@ -339,7 +339,7 @@ class Link:
         version: VersionId,
         payload: bytes,
         *,
-        kind: Kind = Kind.COPY,
+        kind: NoteKind = NoteKind.COPY,
         index: int = 0,
         segment: int = 0,
     ) -> None:

@@ -61,7 +61,7 @@ def try_task(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of the run.")] = None,
 ) -> None:
     """Show prompts and what answers earn (the right one, none and a wrong one), or play an environment: type turns."""
-    from swarm.run.prompts import Progress, open_task
+    from swarm.run.prompts import ProgressLine, open_task
     from swarm.settings import LeadConfig
     from swarm.settings_file import load_config
 
@@ -70,7 +70,7 @@ def try_task(
     flags = {"task": task, "model": model, "rewards": rewards or None, "system_prompt": system_prompt, "seed": seed}
     settings = load_config(LeadConfig, config, flags)
     given = _read_answers(answers) if answers is not None else None
-    found = open_task(settings, Progress(lambda line: typer.echo(line, err=True)))
+    found = open_task(settings, ProgressLine(lambda line: typer.echo(line, err=True)))
     prompts = (
         list(found.held_out(count)) if held_out else [found.prompt(i) for i in range(min(count, found.size or count))]
     )
@@ -169,10 +169,10 @@ def _read_answers(path: Path) -> list[str]:
 
 
 def _reader(config: LeadConfig, task: Task) -> Prompts:
-    from swarm.run.prompts import Record, open_prompts
+    from swarm.run.prompts import TaskRecord, open_prompts
     from swarm.types import MAX_TOKENS
 
-    record = Record(data_digest="", most_tokens=MAX_TOKENS, began=datetime.now())
+    record = TaskRecord(data_digest="", most_tokens=MAX_TOKENS, began=datetime.now())
     return open_prompts(config, task, _files_of(config.model), record, say=typer.echo)
 
 

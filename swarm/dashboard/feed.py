@@ -16,7 +16,7 @@ OTHERS = 24  # Of these without the token: on loopback all users of a machine ma
 STATES = frozenset({"digest"})
 
 
-class Message(NamedTuple):
+class PageMessage(NamedTuple):
     """`data` is one line of JSON."""
 
     number: int
@@ -31,7 +31,7 @@ class Reader:
     place: int | None
 
 
-class Feed:
+class PageFeed:
     """`boot` tells the messages of this process from those of one before."""
 
     def __init__(self, boot: str, *, kept: int = KEPT, kept_bytes: int = KEPT_BYTES) -> None:
@@ -39,14 +39,14 @@ class Feed:
         self.newest = 0
         self.readers: set[Reader] = set()
         self._kept, self._kept_bytes = kept, kept_bytes
-        self._ring: dict[int, Message] = {}
+        self._ring: dict[int, PageMessage] = {}
         self._nbytes = self._lost = 0  # `_lost` is the highest number that some readers may have missed
 
     def publish(self, event: str, data: bytes) -> None:
         self.newest += 1
         for one in [one for one in self._ring.values() if one.event == event and event in STATES]:
             self._drop(one)
-        self._ring[self.newest] = Message(self.newest, event, data)
+        self._ring[self.newest] = PageMessage(self.newest, event, data)
         self._nbytes += len(data)
         while len(self._ring) > self._kept or self._nbytes > self._kept_bytes:
             oldest = next(iter(self._ring.values()))
@@ -69,7 +69,7 @@ class Feed:
         self.readers.add(reader)
         return reader
 
-    def take(self, reader: Reader) -> list[Message] | None:
+    def take(self, reader: Reader) -> list[PageMessage] | None:
         """Return what the reader has yet to be told, in order. None: give it a snapshot, and set its `place`."""
         if reader.place is None or reader.place < self._lost:
             reader.place = None
@@ -78,6 +78,6 @@ class Feed:
         reader.place = self.newest
         return found
 
-    def _drop(self, message: Message) -> None:
+    def _drop(self, message: PageMessage) -> None:
         del self._ring[message.number]
         self._nbytes -= len(message.data)

@@ -26,14 +26,14 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from swarm.aio import in_thread
-from swarm.dashboard.feed import Feed
+from swarm.dashboard.feed import PageFeed
 from swarm.dashboard.public import PublicState
 from swarm.dashboard.report import STATIC, report_of
 from swarm.dashboard.rollouts import read_groups
 from swarm.dashboard.source import SOON, ShownRun, Source, encode, kept_timeline, older_events
 from swarm.errors import EchoError, UserError
 from swarm.net.hosts import address_of, caller_of, is_loopback
-from swarm.net.limits import Limits, Meter
+from swarm.net.limits import Meter, RateLimits
 from swarm.net.server import Connection, quiet_logger
 from swarm.run.directory import CONFIG, SUMMARY, TIMELINE, write_json
 from swarm.run.log import EVENTS, METRICS
@@ -45,7 +45,7 @@ ADDRESS = "dashboard.json"  # In the run directory, for its owner alone: where t
 PING_S = 15.0  # Proxies close what is silent for a minute
 STALLED_S = 60.0  # A reader that takes nothing for this long is let go; it comes back by itself if it is there
 CONNECTIONS = 128  # Open at a time: a browser opens six, and each takes a descriptor that the node may need
-LIMITS = Limits(burst=240.0)  # Of an address: 34 people open the volunteers' page at once, and 100 leave it open
+LIMITS = RateLimits(burst=240.0)  # Of an address: 34 people open the volunteers' page at once, and 100 leave it open
 REFUSED_S = 1.0  # A connection gets one refusal in this time: they would cost almost as much as answers
 IDLE_S = 10.0  # A connection that asks for nothing, or never did, is closed after this
 CLOSE_S = 0.5  # What readers get at the end to take the last messages
@@ -147,7 +147,7 @@ class Dashboard:
         self._run = run
         self._token = token
         self._form = (STATIC / "token.html").read_text()
-        self._feed = Feed(secrets.token_hex(4))
+        self._feed = PageFeed(secrets.token_hex(4))
         self._source = Source(run, self._feed)
         self._read: Read | None = None
         self._kept: tuple[Timeline, float] | None = None

@@ -23,7 +23,7 @@ import msgspec
 
 from swarm.aio import Changes, in_thread
 from swarm.dashboard.digest import digest
-from swarm.dashboard.feed import Feed
+from swarm.dashboard.feed import PageFeed
 from swarm.report.figures import LINES_A_LOOK, MARKED, PASSING, Column, FigureFiles, Figures, Line
 from swarm.report.live import LOOK_SHARE
 from swarm.run.directory import TIMELINE
@@ -56,7 +56,7 @@ class ShownRun:
 class Source:
     """Publishes to `feed` what is new in `run`, for as long as `watch` runs. `changes` tells of each message."""
 
-    def __init__(self, run: ShownRun, feed: Feed) -> None:
+    def __init__(self, run: ShownRun, feed: PageFeed) -> None:
         self.changes = Changes()
         self._run = run
         self._feed = feed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from swarm.gossip.records import Call, Exchange, GossipRules
+from swarm.gossip.records import Exchange, GossipRules, Post
 from swarm.gossip.table import Peer
 from swarm.types import Address, NodeId, VersionId
 
@@ -138,14 +138,14 @@ class Calls:
 
     def to(
         self, node: NodeId, addresses: tuple[Address, ...], purpose: Purpose, message: Exchange, *, now: float
-    ) -> Call:
+    ) -> Post:
         """Call one of the node's addresses, chosen at random."""
         address = self._random.choice(addresses)
         self._last += 1
         self.pending[self._last] = Pending(node=node, address=address, purpose=purpose, sent_at=now)
         # A signal takes a quarter of a round to go around the world and back.
         timeout_s = self._rules.round_s + message.hold_s
-        return Call(ticket=self._last, node=node, address=address, message=message, timeout_s=timeout_s)
+        return Post(ticket=self._last, node=node, address=address, message=message, timeout_s=timeout_s)
 
     def take(self, ticket: int) -> Pending:
         return self.pending.pop(ticket)

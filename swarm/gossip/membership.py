@@ -23,7 +23,6 @@ from swarm.errors import ProtocolError
 from swarm.gossip.calls import MAX_FAILURES, Calls, Home, Homes, Partners, Pending, Purpose
 from swarm.gossip.records import (
     ENTRY_BYTES,
-    Call,
     Doubled,
     Effect,
     Exchange,
@@ -32,6 +31,7 @@ from swarm.gossip.records import (
     Greet,
     HeadLearned,
     Owner,
+    Post,
     Profile,
     Reachability,
     Rejected,
@@ -41,14 +41,14 @@ from swarm.gossip.records import (
 from swarm.gossip.table import CHANGES, Peer
 from swarm.gossip.view import View, answer_to, fitting, seen_in
 from swarm.net.hosts import caller_of, network_of
-from swarm.net.limits import Limits, Meter
+from swarm.net.limits import Meter, RateLimits
 from swarm.types import Address, NodeId, VersionId
 
 FIRST_GREET_S, MAX_GREET_S = 1.0, 300.0  # Pause between tries to reach a bootstrap while no node is known; it doubles
 SIGNATURE_US, RECORD_US, ENTRY_US = 150, 10, 2
 """What it takes to check a signature, to read a record, and to look at an entry of a digest or of the own table."""
 
-WORK = Limits(requests_per_s=10_000, burst=40_000)
+WORK = RateLimits(requests_per_s=10_000, burst=40_000)
 """Of such microseconds each network of callers gets 1 % of the time, and so does each node whose answers are taken in.
 A partner among 1,000 publics, all of which renew their records once a minute, needs half of that; the burst is a
 message as large as any. Keys are free, so callers are counted by their network."""
@@ -481,7 +481,7 @@ class Membership:
         message = self.view.push_message(records, now)
         return [self.calls.to(pending.node, (pending.address,), "push", message, now=now)]
 
-    def _call(self, peer: Peer, purpose: Purpose, message: Exchange, now: float) -> Call:
+    def _call(self, peer: Peer, purpose: Purpose, message: Exchange, now: float) -> Post:
         tries = self._table.tries
         due = tuple(a for a in peer.addresses if peer.proven or tries.is_due(a, now=now))
         call = self.calls.to(peer.signed.node, due or peer.addresses, purpose, message, now=now)

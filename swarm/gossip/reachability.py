@@ -17,7 +17,7 @@ import msgspec
 
 from swarm.gossip.records import MAX_PER_SUBNET
 from swarm.net.hosts import address_of, caller_of, is_dialable, network_of
-from swarm.net.limits import Limits, Meter
+from swarm.net.limits import Meter, RateLimits
 from swarm.net.signing import PublicKeyField
 from swarm.types import Address, Id, NodeId
 from swarm.wire import Message
@@ -65,7 +65,7 @@ class DialBackLimit:
     def __init__(self, *, lan: bool) -> None:
         per_minute = LAN_DIAL_BACKS_PER_MINUTE if lan else DIAL_BACKS_PER_MINUTE
         self._lan = lan
-        self._meter = Meter(limits := Limits(requests_per_s=per_minute / 60, burst=per_minute))
+        self._meter = Meter(limits := RateLimits(requests_per_s=per_minute / 60, burst=per_minute))
         self._networks = Meter(limits, MAX_PER_SUBNET)
 
     def refusal(self, host: str, *, now: float) -> str:

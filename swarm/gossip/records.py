@@ -320,7 +320,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Post:
     """Post `message` to `node`, and return the answer or the failure under `ticket`."""
 
     ticket: int
@@ -389,4 +389,4 @@ class Rejected:
     reason: str
 
 
-Effect = Call | Greet | Wake | HeadLearned | Appeared | Died | LeafGone | GenerationRaised | Doubled | Rejected
+Effect = Post | Greet | Wake | HeadLearned | Appeared | Died | LeafGone | GenerationRaised | Doubled | Rejected

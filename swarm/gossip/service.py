@@ -21,7 +21,6 @@ from swarm.gossip.reachability import CROWDED, DialBack, DialBackLimit, DialBack
 from swarm.gossip.records import (
     GOSSIP_BODY_BYTES,
     Appeared,
-    Call,
     Died,
     Doubled,
     Effect,
@@ -31,11 +30,12 @@ from swarm.gossip.records import (
     Greet,
     HeadLearned,
     LeafGone,
+    Post,
     Rejected,
     SignedRecord,
     Wake,
 )
-from swarm.net.client import Crowded, Peer, binary, read_signed
+from swarm.net.client import Crowded, HttpPeer, binary, read_signed
 from swarm.net.sessions import ServerSessions
 from swarm.types import Address, NodeId
 from swarm.wire import decode, encode
@@ -55,7 +55,7 @@ class GossipService:
         self,
         *,
         sessions: ServerSessions,
-        peer_at: Callable[[NodeId, Address], Peer],
+        peer_at: Callable[[NodeId, Address], HttpPeer],
         greet: Callable[[], Awaitable[tuple[SignedRecord, Address] | None]],
         knock: Callable[[NodeId, Address], Awaitable[bool]],
         emit: Callable[..., None],
@@ -166,7 +166,7 @@ class GossipService:
         self._sooner.set()
         for effect in effects:
             match effect:
-                case Call():
+                case Post():
                     self._start(self._call(self.core, effect))
                 case Greet():
                     self._start(self._say_hello(self.core))
@@ -185,7 +185,7 @@ class GossipService:
                 case Rejected():
                     self.rejected[effect.reason] += 1
 
-    async def _call(self, core: Membership, call: Call) -> None:
+    async def _call(self, core: Membership, call: Post) -> None:
         try:
             peer = self._peer_at(call.node, call.address)
             data = await peer.post(

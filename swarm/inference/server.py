@@ -40,7 +40,7 @@ Ask = Callable[[Sequence[int], SamplingRules], Awaitable[Rollout]]
 """Has any sampler draw with the current policy; it is not trained on. Raises EchoError if none does in time."""
 
 
-class Generate(msgspec.Struct, frozen=True):
+class GenerateRequest(msgspec.Struct, frozen=True):
     token_ids: TokenIds
 
 
@@ -116,7 +116,7 @@ class Endpoint:
         return web.json_response({"object": "list", "data": [card]})
 
     async def _generate(self, request: web.Request) -> web.Response:
-        token_ids = msgspec.json.decode(await request.read(), type=Generate).token_ids
+        token_ids = msgspec.json.decode(await request.read(), type=GenerateRequest).token_ids
         self._room(token_ids)
         if self.episodes is None:
             raise ProtocolError("this run's episodes are played by its own environment: ask /v1/chat/completions")

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from swarm.errors import UserError
 from swarm.node.identity import write_privately
-from swarm.settings import Limits, read_hours
+from swarm.settings import LimitsSection, read_hours
 from swarm.settings_file import closest, load_config
 
 FILE = "limits.json"
@@ -70,7 +70,7 @@ class Holds:
         return next(iter(self._reasons.values()), "")
 
 
-def holds(limits: Limits, *, minute: int, on_battery: bool | None, in_use: bool | None) -> dict[str, str]:
+def holds(limits: LimitsSection, *, minute: int, on_battery: bool | None, in_use: bool | None) -> dict[str, str]:
     """Return for each source of a hold why nothing may be drawn now; "" if it may. `minute` is since midnight."""
     return {
         "hours": _outside(limits.hours, minute),
@@ -88,7 +88,7 @@ def _outside(hours: str, minute: int) -> str:
     return f"outside its hours, until {start // 60:02}:{start % 60:02}"
 
 
-def unknown(limits: Limits, *, on_battery: bool | None, in_use: bool | None) -> list[str]:
+def unknown(limits: LimitsSection, *, on_battery: bool | None, in_use: bool | None) -> list[str]:
     """Return a line for each limit that cannot be kept here."""
     silent = (
         ("mains" in limits.only_when and on_battery is None, "whether it is on battery: only-when=mains"),
@@ -97,9 +97,9 @@ def unknown(limits: Limits, *, on_battery: bool | None, in_use: bool | None) -> 
     return [f"this machine does not say {what} has no effect" for wanted, what in silent if wanted]
 
 
-def told(before: Limits, after: Limits) -> list[str]:
+def told(before: LimitsSection, after: LimitsSection) -> list[str]:
     """Return a line for each limit that differs."""
-    pairs = ((name, getattr(before, name), getattr(after, name)) for name in Limits.model_fields)
+    pairs = ((name, getattr(before, name), getattr(after, name)) for name in LimitsSection.model_fields)
     return [
         f"limit changed: {flag_of(name)} is {_said(is_)}, was {_said(was)}" for name, was, is_ in pairs if was != is_
     ]
@@ -107,7 +107,9 @@ def told(before: Limits, after: Limits) -> list[str]:
 
 def described(changed: Mapping[str, Any]) -> list[str]:
     """Return a line for each limit, with what was changed."""
-    values = {name: _said(changed[name]) if name in changed else "as join was given it" for name in Limits.model_fields}
+    values = {
+        name: _said(changed[name]) if name in changed else "as join was given it" for name in LimitsSection.model_fields
+    }
     return [f"{flag_of(name):<17} {value}" for name, value in values.items()]
 
 
@@ -159,14 +161,14 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     faults = []
     for name, value in given.items():
         try:
-            if name not in Limits.model_fields:
-                known = list(map(flag_of, Limits.model_fields))
+            if name not in LimitsSection.model_fields:
+                known = list(map(flag_of, LimitsSection.model_fields))
                 meant = closest(flag_of(name), known) or f"; there are {', '.join(known)}"
                 raise UserError(f"{flag_of(name)} is no limit{meant}")
-            if value in (None, NONE) and (default := Limits.model_fields[name].default) in (None, "", ()):
+            if value in (None, NONE) and (default := LimitsSection.model_fields[name].default) in (None, "", ()):
                 values[name] = default
             elif value != RESET:
-                values[name] = getattr(load_config(Limits, None, {name: value}), name)
+                values[name] = getattr(load_config(LimitsSection, None, {name: value}), name)
         except UserError as fault:
             faults.append(str(fault))
     if faults:

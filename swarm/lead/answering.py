@@ -15,7 +15,7 @@ from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.groups import sample_seed
 from swarm.rollout.scoring import Said
-from swarm.run.prompts import Prompts, Record, longest_completion, longest_turn
+from swarm.run.prompts import Prompts, TaskRecord, longest_completion, longest_turn
 from swarm.run.run import Run
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Task
@@ -56,7 +56,7 @@ class Answering:
         self._external: ExternalEpisodes | None = None
         self._rollouts = rollouts
 
-    async def open(self, prompts: Prompts, prepared: Prepared, record: Record, exits: AsyncExitStack) -> None:
+    async def open(self, prompts: Prompts, prepared: Prepared, record: TaskRecord, exits: AsyncExitStack) -> None:
         """Serve the endpoint, for people's questions and for a program that plays episodes."""
         template, stops = prompts.template, prepared.stop_token_ids
         text = prompts.turns or TurnText(prompts.tokenizer, template, stops, self._config.system_prompt)
@@ -65,9 +65,9 @@ class Answering:
         endpoint = Endpoint(self._rollouts.ask, text, rules, **sizes)
         url = await exits.enter_async_context(serving(endpoint, self._run_dir))
         if self._task.is_external:
-            from swarm.tasks.verifiers import Begin, VerifiersRuns
+            from swarm.tasks.verifiers import TasksetBegin, VerifiersRuns
 
-            begin = Begin(
+            begin = TasksetBegin(
                 module=self._config.task.partition(":")[2],
                 files=str(self._run_dir / "model"),
                 url=url,

@@ -11,7 +11,7 @@ from swarm.run.directory import LOGS
 from swarm.run.prompts import read_record
 from swarm.settings import EMBEDDED, LeadConfig
 from swarm.tasks import task_options
-from swarm.tasks.reward_pool import Begin, RewardPool
+from swarm.tasks.reward_pool import BeginRewards, RewardPool
 
 PROCESSES = max(1, min(8, (os.cpu_count() or 1) // 4))  # For rewards: the trainer and the network need the rest
 
@@ -25,7 +25,7 @@ def reward_pool(
     """Return the reward processes of a run, not yet started. `files_dir`, in the run's directory, has the tokenizer,
     which scoring texts does not need; with it, rewards print into the run's logs."""
     record = read_record(files_dir.parent) if files_dir is not None else None
-    begin = Begin(
+    begin = BeginRewards(
         task=task_options(config),
         reward="random" if config.is_control else "task",
         tokenizer=str((files_dir / "tokenizer.json").absolute()) if files_dir is not None else "",

@@ -64,7 +64,7 @@ from swarm.run.directory import (
     write_json,
 )
 from swarm.run.log import RunLog
-from swarm.run.prompts import Progress, check_data, longest_completion, open_task, prepare_prompts, read_record
+from swarm.run.prompts import ProgressLine, check_data, longest_completion, open_task, prepare_prompts, read_record
 from swarm.run.run import Run
 from swarm.run.timeline import Timeline
 from swarm.settings import LeadConfig
@@ -97,7 +97,7 @@ class LearnerNode:
         self._config = config
         self._say = say
         self._resume = resume
-        self._task = open_task(config, Progress(say))
+        self._task = open_task(config, ProgressLine(say))
         self._max_new_tokens = longest_completion(config, self._task)
         self._origin = origin
         self._beside = beside
@@ -421,7 +421,7 @@ class LearnerNode:
             raise UserError(f"no sampler could take this model, its tokenizer or its configuration: {error}") from error
         await self._broadcast.open(prepared.layout)
         # In a thread, because a large data set takes a while.
-        progress = Progress(self._say)
+        progress = ProgressLine(self._say)
         try:
             self._prompts, self._held_out = await in_thread(
                 partial(prepare_prompts, self._run_dir, self._config, self._task, prepared, self._say, progress)

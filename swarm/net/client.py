@@ -102,7 +102,7 @@ class SlowLine(PeerUnreachable):
 Progress = Callable[[int], None]
 
 
-class Peer(Protocol):
+class HttpPeer(Protocol):
     """A node that can be asked over HTTP."""
 
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float, progress: Progress = ...) -> bytes: ...

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RateLimits:
     """The bounds, each with its reason."""
 
     connections: int = 8  # Of one address, and of one node: what one client opens (client.MAX_CONNECTIONS)
@@ -59,7 +59,7 @@ class Guest:
 class Gate:
     """Lets connections and requests in. `refused` counts by reason. `now` is monotonic seconds."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RateLimits) -> None:
         self._limits = limits
         self._at: defaultdict[str, set[Guest]] = defaultdict(set)
         self._of: defaultdict[NodeId, set[Guest]] = defaultdict(set)
@@ -136,7 +136,7 @@ class Meter:
     """Token buckets by name, `share` times as large and fast as in `limits`. Beyond `limits.buckets` the one
     unused for longest is forgotten."""
 
-    def __init__(self, limits: Limits, share: float = 1.0) -> None:
+    def __init__(self, limits: RateLimits, share: float = 1.0) -> None:
         self._rate = share * limits.requests_per_s
         self._burst = share * limits.burst
         self._buckets: Bounded[str, tuple[float, float]] = Bounded(limits.buckets)

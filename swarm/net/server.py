@@ -26,7 +26,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from swarm.errors import UserError
 from swarm.net.client import ON_SIGNED, OPEN_PATHS, STATUS_PATH, Crowded, Handler, guard
-from swarm.net.limits import Gate, Guest, Limits
+from swarm.net.limits import Gate, Guest, RateLimits
 from swarm.net.stream import PREAMBLE, Incoming, receive_exactly, start_tls, tune, wait_for
 from swarm.types import NodeId
 from swarm.wire import PROTOCOL_HEADER
@@ -92,7 +92,7 @@ class NodeServer:
         status: Callable[[], dict[str, Any]],
         *,
         tls: ssl.SSLContext | None = None,
-        limits: Limits | None = None,
+        limits: RateLimits | None = None,
         counted: Sequence[Counter[str]] = (),
         on_stream: Callable[[Incoming], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
@@ -103,7 +103,7 @@ class NodeServer:
         self._status = status
         self._tls = tls
         self._on_stream = on_stream
-        self._gate = Gate(limits or Limits())
+        self._gate = Gate(limits or RateLimits())
         self._refused: Counter[str] = Counter()
         self._counted = (self._refused, self._gate.refused, *counted)
         self._made: dict[str, Any] = {}

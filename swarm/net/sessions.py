@@ -132,7 +132,7 @@ def open_grant(data: bytes, key: SigningKey, *, server: NodeId, fingerprint: byt
 
 
 @dataclass(slots=True, kw_only=True)
-class Window:
+class CounterWindow:
     """Used counters: the highest, and one bit for each of the WINDOW up to it (bit 0 is the highest)."""
 
     highest: int = 0
@@ -156,7 +156,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class SessionClaim:
     """Whose request this is, going by its header. `proven` means that the session has carried a valid request before,
     so its opener has the node's key."""
 
@@ -170,7 +170,7 @@ class _Granted:
     key: bytes
     node: NodeId
     touched: float
-    window: Window = field(default_factory=Window)
+    window: CounterWindow = field(default_factory=CounterWindow)
 
 
 class ServerSessions:
@@ -207,11 +207,11 @@ class ServerSessions:
         grant = SessionGranted(key=self._key.public_bytes, node=node, nonce=wish.nonce, session=session_id)
         return self._key.seal(GRANT_CONTEXT, encode(grant))
 
-    def check_header(self, header: str | None, *, now: float) -> Claim:
+    def check_header(self, header: str | None, *, now: float) -> SessionClaim:
         """Say whose header this is. Raise Unauthorized if no body could make it valid. This is cheap: call it before
         reading a body."""
         session, _, _, granted = self._find(header, now)
-        return Claim(session=session, node=granted.node, proven=session in self._proven)
+        return SessionClaim(session=session, node=granted.node, proven=session in self._proven)
 
     def check(self, header: str | None, method: str, path: str, body: bytes, *, now: float) -> NodeId:
         """Return the node that signed this request, and use the request up. Raise Unauthorized for any other request.

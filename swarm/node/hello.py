@@ -17,7 +17,7 @@ from aiohttp import web
 from swarm.errors import ProtocolError
 from swarm.gossip.records import RECORD_BYTES, SignedRecord, open_record
 from swarm.net.client import (
-    Peer,
+    HttpPeer,
     binary,
     other_protocol,
 )
@@ -142,7 +142,7 @@ class Heard:
     learner: SignedRecord
 
 
-async def say_hello(peer: Peer) -> Heard:
+async def say_hello(peer: HttpPeer) -> Heard:
     """Return the hello of the node behind `peer`. Raise ProtocolError if it contradicts itself."""
     data = await peer.get(HELLO_PATH, cap_bytes=HELLO_BYTES, timeout_s=HELLO_S)
     hello = decode(data, Hello, cap_bytes=HELLO_BYTES)

@@ -19,7 +19,7 @@ the sums of their class keep them."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class CostTally:
     """What one node or class has cost and given."""
 
     rent: float = 0.0
@@ -42,11 +42,11 @@ class CostFigures:
     rollouts: int
     tokens: int
     rate_per_hour: float
-    by_class: dict[str, Tally]
+    by_class: dict[str, CostTally]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Sums(Tally):
+class _Sums(CostTally):
     """Sums of one node or class, with rent up to `charged_at`. `price_per_hour` covers all `active` ones together."""
 
     charged_at: float
@@ -68,9 +68,9 @@ class _Sums(Tally):
         self.rent += self.price_per_hour * elapsed_s / HOUR_S
         self.active_s += self.active * elapsed_s
 
-    def tally(self, now: float) -> Tally:
+    def tally(self, now: float) -> CostTally:
         self.charge(now)
-        return Tally(**{one.name: getattr(self, one.name) for one in fields(Tally)})
+        return CostTally(**{one.name: getattr(self, one.name) for one in fields(CostTally)})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class CostBook:
             by_class=by_class,
         )
 
-    def by_node(self, now: float) -> dict[str, Tally]:
+    def by_node(self, now: float) -> dict[str, CostTally]:
         """Return the accounts up to now."""
         return {node: account.sums.tally(now) for node, account in self._accounts.items()}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from swarm.pay.prices import Offer, churn_reserve
+from swarm.pay.prices import PricedOffer, churn_reserve
 
 ALL_SETS = 8  # Up to this many offers all sets are tried: 256
 EXCHANGED = 10  # Offers considered for exchange: the dearest per rollout inside the set, and the cheapest outside
@@ -19,17 +19,17 @@ MAX_EXCHANGES = 100  # Each exchange saves money; a greedy set needs few
 ROUNDING = 1e-9  # Relative error of a sum of rates that is put down to rounding
 
 
-class Sums(NamedTuple):
+class OfferSums(NamedTuple):
     """Offers, and what they come to."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[PricedOffer, ...]
     price: float
     rate: float
     variance: float
 
-    def and_also(self, offers: Iterable[Offer]) -> Sums:
+    def and_also(self, offers: Iterable[PricedOffer]) -> OfferSums:
         offers = tuple(offers)
-        return Sums(
+        return OfferSums(
             self.offers + offers,
             self.price + sum(one.price_per_hour for one in offers),
             self.rate + sum(one.useful_rollouts_per_s for one in offers),
@@ -41,10 +41,12 @@ class Sums(NamedTuple):
         return self.rate >= churn_reserve(self.variance)
 
 
-NOTHING = Sums((), 0.0, 0.0, 0.0)
+NOTHING = OfferSums((), 0.0, 0.0, 0.0)
 
 
-def cover(offers: Sequence[Offer], need: float, *, held: Sequence[Offer] = ()) -> tuple[Offer, ...] | None:
+def cover(
+    offers: Sequence[PricedOffer], need: float, *, held: Sequence[PricedOffer] = ()
+) -> tuple[PricedOffer, ...] | None:
     """Return `held` and a cheap set of `offers` whose rates add up to at least `need` plus their churn_reserve, or None
     if all together fall short.
 
@@ -68,10 +70,10 @@ def cover(offers: Sequence[Offer], need: float, *, held: Sequence[Offer] = ()) -
     return (*held, *best)
 
 
-def _greedy(offers: Sequence[Offer], start: Sums) -> list[Offer]:
+def _greedy(offers: Sequence[PricedOffer], start: OfferSums) -> list[PricedOffer]:
     """Take the offers in order, but leave out each one that would complete the set. Return the cheapest set so
     completed."""
-    taken: list[Offer] = []
+    taken: list[PricedOffer] = []
     ends: list[tuple[float, int, int]] = []
     if start.is_enough:
         return taken
@@ -87,8 +89,8 @@ def _greedy(offers: Sequence[Offer], start: Sums) -> list[Offer]:
 
 
 def _exchange(
-    best: Sequence[Offer], offers: Sequence[Offer], start: Sums
-) -> tuple[tuple[Offer, ...], tuple[Offer, ...]] | None:
+    best: Sequence[PricedOffer], offers: Sequence[PricedOffer], start: OfferSums
+) -> tuple[tuple[PricedOffer, ...], tuple[PricedOffer, ...]] | None:
     """Return up to two of `best`, and up to two others for them, whose exchange saves most and leaves enough."""
     names = {offer.name for offer in best}
     outside = [offer for offer in offers if offer.name not in names][:EXCHANGED]

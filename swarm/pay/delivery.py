@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
 
-from swarm.broadcast.forest.planner import PeerProfile, Plan, Scheme, Tree, children_of, plan_of, slots_of
+from swarm.broadcast.forest.planner import PeerProfile, Scheme, Tree, VersionPlan, children_of, plan_of, slots_of
 from swarm.pay.fleet import Disseminate, Dissemination, Worker
 from swarm.types import NodeId
 
@@ -108,7 +108,7 @@ class Flow:
     down_bytes: float
 
 
-def flow_of(plan: Plan, *, encoded_bytes: float, downlinks: Mapping[NodeId, float]) -> Flow:
+def flow_of(plan: VersionPlan, *, encoded_bytes: float, downlinks: Mapping[NodeId, float]) -> Flow:
     """Follow a version of `encoded_bytes`. A node missing from `downlinks` (bytes/s) has an unlimited one."""
     chunk = min(plan.chunk_bytes, encoded_bytes)
     wire = WIRE_BYTES * (1 + CHUNK_HEADER_BYTES / chunk)
@@ -134,7 +134,7 @@ def level_of(caps: Iterable[float], capacity: float) -> float:
 # -- mesh and star -------------------------------------------------------------------------------------------------
 
 
-def _mesh(plan: Plan, nbytes: float, chunk: float, caps: dict[NodeId, float]) -> Flow:
+def _mesh(plan: VersionPlan, nbytes: float, chunk: float, caps: dict[NodeId, float]) -> Flow:
     peers, learner = plan.peers, plan.learner.uplink_bytes_per_s
     if not peers:
         return Flow(arrival_s={}, up_bytes={plan.learner.node: 0.0}, down_bytes=nbytes)
@@ -176,7 +176,7 @@ def _dealt(
     return min(bound, *(caps[node] for node in kept))
 
 
-def _star(plan: Plan, nbytes: float, caps: dict[NodeId, float]) -> Flow:
+def _star(plan: VersionPlan, nbytes: float, caps: dict[NodeId, float]) -> Flow:
     uplink = plan.learner.uplink_bytes_per_s
     arrival_s = _filled(nbytes, caps, lambda waiting: level_of((caps[node] for node in waiting), uplink))
     up_bytes = dict.fromkeys(plan.peers, 0.0)
@@ -205,7 +205,7 @@ def _filled(
 # -- trees ---------------------------------------------------------------------------------------------------------
 
 
-def _trees(plan: Plan, nbytes: float, chunk: float, caps: dict[NodeId, float]) -> Flow:
+def _trees(plan: VersionPlan, nbytes: float, chunk: float, caps: dict[NodeId, float]) -> Flow:
     stripes = len(plan.trees)
     rates, relieved_rates = _rates(plan, caps, relieved=False), _rates(plan, caps, relieved=True)
     slots = slots_of(plan.trees)
@@ -228,7 +228,7 @@ def _trees(plan: Plan, nbytes: float, chunk: float, caps: dict[NodeId, float]) -
     return Flow(arrival_s=arrival_s, up_bytes=up_bytes, down_bytes=nbytes)
 
 
-def _rates(plan: Plan, caps: dict[NodeId, float], *, relieved: bool) -> list[dict[NodeId, float]]:
+def _rates(plan: VersionPlan, caps: dict[NodeId, float], *, relieved: bool) -> list[dict[NodeId, float]]:
     """Return the bytes/s at which each peer receives each stripe. All stripes get the same share of a downlink, because
     a peer is done when the last stripe is. `relieved`: a peer with a slow downlink does not slow down its children."""
     stripes = len(plan.trees)

@@ -100,7 +100,7 @@ def fill_s(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]
     sizes = [worker.samples_at_once if worker.lockstep else 1 for worker in workers]
     longest = {size: mean_longest(demand.lengths.tokens, size) for size in set(sizes)}
     places = [
-        _Place(own_s + worker.place_s, own_s, worker.place_s, size, worker.place_s / longest[size])
+        _FreePlace(own_s + worker.place_s, own_s, worker.place_s, size, worker.place_s / longest[size])
         for worker, own_s, size in zip(workers, install_s, sizes, strict=True)
         for _ in range(min(worker.samples_at_once // size, groups * demand.group_size))
     ]
@@ -113,7 +113,7 @@ def fill_s(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float]
     return filled_s
 
 
-class _Place(NamedTuple):
+class _FreePlace(NamedTuple):
     """A place, or a whole engine in lockstep, that is free from `begin_s` on."""
 
     expected_end_s: float
@@ -123,7 +123,7 @@ class _Place(NamedTuple):
     token_s: float
 
 
-def _ends_s(places: Sequence[_Place], lengths: Sequence[float]) -> list[float]:
+def _ends_s(places: Sequence[_FreePlace], lengths: Sequence[float]) -> list[float]:
     """Return when each sample is done, in order."""
     free = [*places]
     heapq.heapify(free)

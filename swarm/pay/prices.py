@@ -23,7 +23,7 @@ RESERVE_DEVIATIONS = 1.645
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class PricedOffer:
     """A sampler as the search sees it. `useful_rollouts_per_s` is its mean contribution to the required rate,
     `variance` the variance of that, caused by its absences."""
 

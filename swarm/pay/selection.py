@@ -24,7 +24,7 @@ from swarm.pay.fleet import Demand, Disseminate, Dissemination, Worker
 from swarm.pay.model import Prediction, predict, shortfall
 from swarm.pay.prices import (
     HOUR_S,
-    Offer,
+    PricedOffer,
     churn_reserve,
     churn_variance,
     fault_of,
@@ -135,24 +135,24 @@ class Market:
         own_s = like.down_bytes / worker.downlink_bytes_per_s
         return Delivery(install_s=max(like.install_s, own_s), down_bytes=like.down_bytes, up_bytes=like.up_bytes)
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[PricedOffer]:
         """Return the offers of all who would contribute, cheapest per rollout first; among equals kept samplers first,
         then faster ones. If no sampler can be in time (S = 0), all of them offer, and those that delay a step less
         count for more."""
         offers = self._offers(waiting=False) or self._offers(waiting=True)
         return sorted(offers, key=lambda o: (o.ratio, o.name not in self._kept, -o.useful_rollouts_per_s, o.name))
 
-    def _offers(self, *, waiting: bool) -> list[Offer]:
+    def _offers(self, *, waiting: bool) -> list[PricedOffer]:
         offers = [self.offer(worker, waiting=waiting) for worker in self.workers.values()]
         return [offer for offer in offers if offer.useful_rollouts_per_s > 0]
 
-    def offer(self, worker: Worker, *, waiting: bool = False) -> Offer:
+    def offer(self, worker: Worker, *, waiting: bool = False) -> PricedOffer:
         """Return the worker's offer. If `waiting`, assume a learner that waits for every version."""
         delivery = self.delivery_to(worker)
         share_of = waiting_share if waiting else usable_share
         present = worker.rollouts_per_s * share_of(self.demand, install_s=delivery.install_s, place_s=worker.place_s)
         missing = self.missing_share(worker)
-        return Offer(
+        return PricedOffer(
             name=worker.name,
             price_per_hour=self.price_per_hour(worker),
             useful_rollouts_per_s=present * (1.0 - missing),
@@ -343,7 +343,7 @@ class Search:
         for _ in range(MAX_ROUNDS):
             offers = self._market.offers()
             swapped = [
-                Offer(name=o.name, price_per_hour=o.useful_rollouts_per_s, useful_rollouts_per_s=o.price_per_hour)
+                PricedOffer(name=o.name, price_per_hour=o.useful_rollouts_per_s, useful_rollouts_per_s=o.price_per_hour)
                 for o in reversed(offers)
                 if o.price_per_hour > 0
             ]

@@ -35,7 +35,7 @@ AS_CHEAP = 1.01  # Costs per step within this factor count as equal: prices are 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class StalenessSetting:
     """S and kappa."""
 
     max_staleness: int
@@ -43,7 +43,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class Alternative:
     """A way to train without a swarm. `gpus` counts those next to the learner (async_dc) or all of them (colocated);
     prices are per hour and per learner step."""
 
@@ -93,7 +93,7 @@ class Plan:
     cost_per_hour: float
     cost_per_step: float
     feasible: bool
-    references: tuple[Reference, ...]
+    references: tuple[Alternative, ...]
 
 
 class NoFeasibleSet(ValueError):
@@ -127,13 +127,13 @@ def plan_for(scenario: Scenario, *, idle_target: float = NEARLY_BUSY, progress: 
 class Draft:
     """A setting with its cheapest set, by the closed form."""
 
-    setting: Setting
+    setting: StalenessSetting
     workers: tuple[Worker, ...]
     selection: Selection
     cost_per_step: float
 
 
-def _draft(scenario: Scenario, workers: Sequence[Worker], setting: Setting, idle_target: float) -> Draft:
+def _draft(scenario: Scenario, workers: Sequence[Worker], setting: StalenessSetting, idle_target: float) -> Draft:
     rules = Rules(idle_target=idle_target, least_margin=scenario.staleness.safety_margin - 1)
     selection = Search(_demand(scenario, setting), workers, disseminate_in(scenario, setting), rules).select()
     chosen = tuple(worker for worker in workers if worker.name in set(selection.active))
@@ -197,7 +197,9 @@ def _class_lines(scenario: Scenario, chosen: Sequence[Worker]) -> tuple[ClassLin
     )
 
 
-def _prices(scenario: Scenario, setting: Setting, chosen: Sequence[Worker], *, step_s: float) -> tuple[float, float]:
+def _prices(
+    scenario: Scenario, setting: StalenessSetting, chosen: Sequence[Worker], *, step_s: float
+) -> tuple[float, float]:
     """Return rent and traffic per hour of these samplers, if a step takes `step_s`."""
     plan = disseminate_in(scenario, setting)(chosen)
     versions_per_hour = HOUR_S / (setting.publish_every_steps * step_s)
@@ -212,22 +214,22 @@ def _prices(scenario: Scenario, setting: Setting, chosen: Sequence[Worker], *, s
 # -- settings ------------------------------------------------------------------------------------------------------
 
 
-def settings_of(scenario: Scenario) -> list[Setting]:
+def settings_of(scenario: Scenario) -> list[StalenessSetting]:
     """Return the pairs of S and kappa to choose from: every kappa up to S + 1 and LONGEST_PERIOD, or only S - 1 under
     the paper's rule."""
     rule = scenario.staleness.kappa_rule
     return [
-        Setting(max_staleness=bound, publish_every_steps=period)
+        StalenessSetting(max_staleness=bound, publish_every_steps=period)
         for bound in sorted(set(scenario.staleness.S))
         for period in (range(1, min(bound + 1, LONGEST_PERIOD) + 1) if rule == "safe" else [max(1, bound - 1)])
     ]
 
 
-def ranked_settings(scenario: Scenario, workers: Sequence[Worker]) -> list[Setting]:
+def ranked_settings(scenario: Scenario, workers: Sequence[Worker]) -> list[StalenessSetting]:
     """Return the best setting of each bound by the closed form. The cheapest come first; among about equal costs, the
     smallest bound."""
     cheapest = _cheapest_workers(scenario, workers)
-    best: dict[int, tuple[float, Setting]] = {}
+    best: dict[int, tuple[float, StalenessSetting]] = {}
     for setting in settings_of(scenario):
         cost = _estimate(scenario, setting, cheapest)
         if cost * AS_CHEAP < best.get(setting.max_staleness, (math.inf, setting))[0]:
@@ -237,7 +239,7 @@ def ranked_settings(scenario: Scenario, workers: Sequence[Worker]) -> list[Setti
     return [setting for _, setting in ranked]
 
 
-def _estimate(scenario: Scenario, setting: Setting, workers: Sequence[Worker]) -> float:
+def _estimate(scenario: Scenario, setting: StalenessSetting, workers: Sequence[Worker]) -> float:
     """Estimate the cost of a step, with only a part of these samplers if they are more than enough."""
     demand = _demand(scenario, setting)
     prediction = predict(demand, workers, disseminate_in(scenario, setting)(workers).install_s)
@@ -259,12 +261,12 @@ def _cheapest_workers(scenario: Scenario, workers: Sequence[Worker]) -> list[Wor
     return chosen
 
 
-def _demand(scenario: Scenario, setting: Setting) -> Demand:
+def _demand(scenario: Scenario, setting: StalenessSetting) -> Demand:
     return demand_of(scenario, max_staleness=setting.max_staleness, publish_every_steps=setting.publish_every_steps)
 
 
 @lru_cache(maxsize=64)  # Each keeps the plans that it made: a set is asked for by choice, price and simulation
-def disseminate_in(scenario: Scenario, setting: Setting) -> Disseminate:
+def disseminate_in(scenario: Scenario, setting: StalenessSetting) -> Disseminate:
     """Return how deltas over kappa steps reach samplers, one after another, by the swarm's own plan."""
     once = deltas_to(scenario, setting.publish_every_steps)
     return sustained(once, period_s=setting.publish_every_steps * scenario.learner.train_step_s)
@@ -273,7 +275,7 @@ def disseminate_in(scenario: Scenario, setting: Setting) -> Disseminate:
 def _check_some_is_in_time(scenario: Scenario, workers: Sequence[Worker]) -> None:
     """Check that deltas sent only to the sampler with the fastest line arrive in time at one of the settings."""
     best = max(workers, key=lambda worker: worker.downlink_bytes_per_s)
-    faults: dict[Setting, str] = {}
+    faults: dict[StalenessSetting, str] = {}
     for setting in settings_of(scenario):
         broadcast_s = disseminate_in(scenario, setting)([best]).broadcast_s
         fault = shortfall(_demand(scenario, setting), broadcast_s=broadcast_s, generation_s=best.place_s)
@@ -290,7 +292,7 @@ def _check_some_is_in_time(scenario: Scenario, workers: Sequence[Worker]) -> Non
 # -- without a swarm -----------------------------------------------------------------------------------------------
 
 
-def references_of(scenario: Scenario) -> tuple[Reference, ...]:
+def references_of(scenario: Scenario) -> tuple[Alternative, ...]:
     """Return the references that the scenario file describes."""
     found = []
     if (colocated := scenario.baseline.colocated) is not None:
@@ -305,8 +307,8 @@ def references_of(scenario: Scenario) -> tuple[Reference, ...]:
     return tuple(found)
 
 
-def _reference(name: str, gpus: int, step_s: float, price_per_hour: float) -> Reference:
-    return Reference(
+def _reference(name: str, gpus: int, step_s: float, price_per_hour: float) -> Alternative:
+    return Alternative(
         name=name,
         gpus=gpus,
         step_s=step_s,
@@ -315,6 +317,6 @@ def _reference(name: str, gpus: int, step_s: float, price_per_hour: float) -> Re
     )
 
 
-def saving(cost_per_step: float, reference: Reference) -> float:
+def saving(cost_per_step: float, reference: Alternative) -> float:
     """Return the share of the reference's cost per step that is saved; negative if the reference is cheaper."""
     return 1 - cost_per_step / reference.cost_per_step

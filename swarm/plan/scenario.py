@@ -39,13 +39,13 @@ Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.+ -]+$")
 Text = Annotated[str, Field(max_length=200)]
 
 
-class Table(BaseModel):
+class ScenarioTable(BaseModel):
     """A table of the file. Unknown keys, NaN and infinities are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class About(Table):
+class About(ScenarioTable):
     """[scenario]. `currency` and `prices_as_of` are only printed."""
 
     name: Name
@@ -53,7 +53,7 @@ class About(Table):
     prices_as_of: Text = ""
 
 
-class Model(Table):
+class ModelTable(ScenarioTable):
     """[model]. `bytes_bf16`: one full version. `load_s`: from the bytes on disk to the first sample. The others are
     only printed."""
 
@@ -63,7 +63,7 @@ class Model(Table):
     load_s: Duration
 
 
-class Delta(Table):
+class Delta(ScenarioTable):
     """[delta]: a patch over k learner steps has bytes_bf16 * f1 * k ** exp bytes, at most the full model's. `apply_s`:
     from the last byte of a version to the first token with it."""
 
@@ -72,7 +72,7 @@ class Delta(Table):
     apply_s: Duration
 
 
-class Learner(Table):
+class LearnerTable(ScenarioTable):
     """[learner]. `train_step_s`, when it never waits, and `price_per_h` are for all its GPUs together.
     `egress_usd_per_gb` is for the bytes that it sends. `hardware` is only printed."""
 
@@ -94,7 +94,7 @@ class Learner(Table):
         return self
 
 
-class Rollout(Table):
+class RolloutTable(ScenarioTable):
     """[rollout]: lengths of completions in tokens, lognormal and cut at `cap`. `tpot_s`: seconds per token of one
     sequence while its engine is full. `upload_bytes_per_token`: what a rollout sends to the learner. For the reader:
     `prompt_tokens`, and `mu`, the logarithm of the median."""
@@ -117,7 +117,7 @@ class Rollout(Table):
         return self
 
 
-class Staleness(Table):
+class Staleness(ScenarioTable):
     """[staleness]. `S`: the bounds to choose from. `kappa_rule`: publish as rarely as is cheapest while even a late
     rollout is fresh enough ("safe"), or every S - 1 steps like ECHO-2 ("paper"). `safety_margin`: available over needed
     rate, to cover churn and replaced groups. `freshness`: as in the settings of `lead`."""
@@ -128,7 +128,7 @@ class Staleness(Table):
     freshness: Freshness = "adaptive"
 
 
-class FleetClass(Table):
+class FleetClass(ScenarioTable):
     """[[fleet]]: nodes of one kind. `tokens_per_s`: of one node with this model and all places filled, which the room
     for its cache decides. Lines are lognormal (sigma 0: all alike). `duty`: the share of a day that a node is present;
     it stays for `mean_session_h` at a time and vanishes without notice every `mtbf_h`. `reachable`: the share that
@@ -160,7 +160,7 @@ class FleetClass(Table):
         return max(1, round(self.count * self.duty))
 
 
-class Colocated(Table):
+class Colocated(ScenarioTable):
     """[baseline.colocated]: one machine that generates, switches and trains in turn."""
 
     gpus: Number
@@ -170,7 +170,7 @@ class Colocated(Table):
     switch_s: Duration
 
 
-class AsyncDc(Table):
+class AsyncDc(ScenarioTable):
     """[baseline.async_dc]: whole data-centre GPUs beside the learner, at `margin` times the rate it needs."""
 
     gpu: Text = ""
@@ -179,14 +179,14 @@ class AsyncDc(Table):
     margin: Annotated[float, Field(strict=True, ge=1, le=10)] = 1.0
 
 
-class Baseline(Table):
+class Baseline(ScenarioTable):
     """[baseline]: what the swarm is compared with."""
 
     colocated: Colocated | None = None
     async_dc: AsyncDc | None = None
 
 
-class Departure(Table):
+class Departure(ScenarioTable):
     """[[simulation.departures]]: all nodes of `fleet` vanish at `at_h` within `within_s`, and come back one by one."""
 
     fleet: Name
@@ -194,21 +194,21 @@ class Departure(Table):
     within_s: Duration = 180.0
 
 
-class Simulated(Table):
+class Simulated(ScenarioTable):
     """[simulation]: what `simulate` does beyond the rest of the file."""
 
     hours: Hours = 24.0
     departures: Annotated[tuple[Departure, ...], Field(max_length=100)] = ()
 
 
-class Scenario(Table):
+class Scenario(ScenarioTable):
     """The whole file."""
 
     scenario: About
-    model: Model
+    model: ModelTable
     delta: Delta
-    learner: Learner
-    rollout: Rollout
+    learner: LearnerTable
+    rollout: RolloutTable
     staleness: Staleness
     fleet: Annotated[tuple[FleetClass, ...], Field(min_length=1, max_length=MAX_CLASSES)]
     baseline: Baseline = Baseline()

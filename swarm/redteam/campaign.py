@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.redteam.runs import Plan, Ran, Swarm
+from swarm.redteam.runs import AttackPlan, Ran, Swarm
 from swarm.redteam.sampler import ENGINES
 from swarm.redteam.wire import NODES, RELAYS, WIRE
 
@@ -23,7 +23,7 @@ FLATTERING = {"held-out-oracle"}  # It raises the held-out accuracy, which there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class AttackRow:
     """What came of an attack: whether each of its nodes was caught with every seed, after how many audited rollouts at
     most; whether every run ended, with which accuracy at least; the mean of what the attacker noted (sampler.py)."""
 
@@ -43,10 +43,10 @@ class Row:
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
+class CampaignReport:
     """`control` has the held-out accuracy of honest samplers alone, by seed; `alarms` what was said of honest ones."""
 
-    attacks: list[Row] = field(default_factory=list)
+    attacks: list[AttackRow] = field(default_factory=list)
     control: list[float] = field(default_factory=list)
     false_alarms: int = 0
     alarms: list[dict[str, Any]] = field(default_factory=list)
@@ -70,10 +70,10 @@ class Report:
         return "\n".join([head, *(row.line() for row in self.attacks), last])
 
 
-def row_of(name: str, runs: Sequence[Ran]) -> Row:
+def row_of(name: str, runs: Sequence[Ran]) -> AttackRow:
     """Return what came of an attack in runs with different seeds."""
     known = [verdict for ran in runs if (verdict := ran.caught(name)) is not None]
-    return Row(
+    return AttackRow(
         name=name,
         targeted=name not in NOT_TARGETED,
         caught=len(known) == len(runs),
@@ -93,22 +93,24 @@ def chosen(only: str) -> tuple[str, ...]:
     return names
 
 
-def plans(names: Sequence[str], *, steps: int, crowd_steps: int, seed: int) -> list[Plan]:
+def plans(names: Sequence[str], *, steps: int, crowd_steps: int, seed: int) -> list[AttackPlan]:
     """Return the runs of one seed: honest samplers alone, each attacker that hands in answers alone among them, and all
     other attackers together."""
     teams = [(name,) * ENGINES[name].nodes for name in names if name in ENGINES]
     crowd = tuple(name for name in names if name not in ENGINES)
-    alone = [Plan(honest=SAMPLERS - len(team) % SAMPLERS, attackers=team, steps=steps, seed=seed) for team in teams]
-    together = Plan(honest=SAMPLERS - 1, attackers=crowd, steps=crowd_steps, seed=seed, measured=False)
-    control = Plan(honest=SAMPLERS, steps=steps, seed=seed)
+    alone = [
+        AttackPlan(honest=SAMPLERS - len(team) % SAMPLERS, attackers=team, steps=steps, seed=seed) for team in teams
+    ]
+    together = AttackPlan(honest=SAMPLERS - 1, attackers=crowd, steps=crowd_steps, seed=seed, measured=False)
+    control = AttackPlan(honest=SAMPLERS, steps=steps, seed=seed)
     return ([control, *alone] if teams or not names else []) + ([together] if crowd else [])
 
 
 async def campaign(
     names: Sequence[str], *, steps: int, crowd_steps: int, seeds: int, tell: Callable[[str], None]
-) -> Report:
+) -> CampaignReport:
     """Run these attackers with each seed; without any, honest samplers alone."""
-    report, began = Report(), time.monotonic()
+    report, began = CampaignReport(), time.monotonic()
     runs: defaultdict[str, list[Ran]] = defaultdict(list)
     for plan in [one for seed in range(seeds) for one in plans(names, steps=steps, crowd_steps=crowd_steps, seed=seed)]:
         with tempfile.TemporaryDirectory(prefix="echo-node-redteam-") as directory:

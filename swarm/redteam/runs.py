@@ -48,7 +48,7 @@ class FlawedCopy(CopyTask):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class AttackPlan:
     """So many honest samplers, and these attackers, a node each. `measured` is whether the accuracy at the end is
     wanted."""
 
@@ -116,7 +116,7 @@ class Swarm:
         self._run_dir = directory / "run"
         self._processes: list[asyncio.subprocess.Process] = []
 
-    async def run(self, plan: Plan) -> Ran:
+    async def run(self, plan: AttackPlan) -> Ran:
         """Run to the end, and end every process whatever happens."""
         ran = Ran()
         wire: dict[str, asyncio.Task[str]] = {}
@@ -143,7 +143,7 @@ class Swarm:
         self._read(plan, ran)
         return ran
 
-    def _read(self, plan: Plan, ran: Ran) -> None:
+    def _read(self, plan: AttackPlan, ran: Ran) -> None:
         """A run that hung or ended early may lack a summary."""
         ran.events = [json.loads(line) for line in (self._run_dir / "events.jsonl").read_text().splitlines()]
         ran.evidence = evidence_in(self._run_dir)
@@ -156,7 +156,7 @@ class Swarm:
         if plan.measured:
             ran.held_out = last["exact_match"] if ran.ended else 0.0
 
-    async def _lead(self, plan: Plan) -> asyncio.subprocess.Process:
+    async def _lead(self, plan: AttackPlan) -> asyncio.subprocess.Process:
         settings = self._directory / "lead.toml"
         prompts = EVAL_PROMPTS if plan.measured else 1
         flatters = any(ENGINES[name].held_out for name in plan.attackers if name in ENGINES)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from swarm.broadcast import transfers
 from swarm.broadcast.mesh.forwarder import Forwarder
-from swarm.broadcast.notes import Have, Kind, Note, Want
+from swarm.broadcast.notes import Have, Note, NoteKind, Want
 from swarm.errors import ProtocolError
 from swarm.net.client import Busy, PeerClient, plain_address
 from swarm.net.sessions import AUTH_HEADER
@@ -27,7 +27,7 @@ from swarm.net.signing import SigningKey
 from swarm.net.stream import Outgoing
 from swarm.node.hello import say_hello
 from swarm.rollout.messages import MAX_SUBMITTED, Answer, Beat
-from swarm.sampler.client import SUBMIT_PATH, Refused, RolloutClient
+from swarm.sampler.client import SUBMIT_PATH, LeasesRefused, RolloutClient
 from swarm.sampler.engine import Job
 from swarm.sampler.playing import Game
 from swarm.sampler.worker import EngineWorker
@@ -52,7 +52,7 @@ Change = tuple[Any, str, Callable[..., Any]]  # Of a class, the method that is r
 
 async def lag(self: Any, honest: Any, held: VersionId, *given: Any, **rest: Any) -> Any:
     """Ask for nothing until the first version, which the engine keeps and calls the newest, is old."""
-    return Refused("behind", 1.0, "") if held.version < OLD else await honest(self, held, *given, **rest)
+    return LeasesRefused("behind", 1.0, "") if held.version < OLD else await honest(self, held, *given, **rest)
 
 
 def asking_for(samples: int) -> Callable[..., Any]:
@@ -118,9 +118,9 @@ def poison(self: Any, honest: Any, *given: Any) -> Outgoing:
     return Outgoing(out.header, memoryview(altered), out.sent)
 
 
-def keep(self: Any, honest: Any, peer: Any, index: int, kind: Kind, via: Any, *, now: float) -> None:
+def keep(self: Any, honest: Any, peer: Any, index: int, kind: NoteKind, via: Any, *, now: float) -> None:
     """Take chunks to forward, and do not forward them."""
-    honest(self, peer, index, Kind.COPY, via, now=now)
+    honest(self, peer, index, NoteKind.COPY, via, now=now)
 
 
 def ignore(self: Any, honest: Any, peer: Any, note: Note, *, now: float) -> None:
@@ -181,7 +181,7 @@ async def invented(client: RolloutClient) -> list[Answer]:
     while True:
         version = await newest(client)
         granted = await client.ask(version, 16, AGAIN_S, holding=())
-        if not isinstance(granted, Refused):
+        if not isinstance(granted, LeasesRefused):
             return [answer for one in granted for answer in _answers(one, version)]
         await asyncio.sleep(AGAIN_S)
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.pay.model import Binds
-from swarm.plan.plan import ClassLine, Plan, Reference, saving
+from swarm.plan.plan import Alternative, ClassLine, Plan, saving
 
 WAYS = {"colocated": "co-located", "async_dc": "data centre"}  # What readers call them
 
@@ -70,7 +70,7 @@ def _summary(plan: Plan) -> Table:
     return table
 
 
-def _against(plan: Plan, reference: Reference) -> str:
+def _against(plan: Plan, reference: Alternative) -> str:
     share = saving(plan.cost_per_step, reference)
     return f"{abs(share):.0%} {'cheaper' if share >= 0 else 'dearer'} per step ({reference.cost_per_step:.3f})"
 

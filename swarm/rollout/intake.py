@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from swarm.bounded import Bounded
-from swarm.net.sessions import Claim
+from swarm.net.sessions import SessionClaim
 from swarm.rollout.messages import Answer, Submission
 from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.rollout.plane.verdict import token_fault
@@ -136,7 +136,7 @@ class Intake:
         }
 
     def admit(
-        self, claim: Claim, nbytes: int | None, *, holds: bool, journal_bytes: int, now: float
+        self, claim: SessionClaim, nbytes: int | None, *, holds: bool, journal_bytes: int, now: float
     ) -> Body | Overloaded:
         """Take a submission in hand, or refuse it. `nbytes` is the size in its headers, None if they state none.
         `holds` says whether the claimed node has leased samples. `journal_bytes` wait to be written."""

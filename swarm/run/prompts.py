@@ -41,7 +41,7 @@ PADDING_SHARE, PADDING_TOKENS = 0.05, 1024
 for 151,669 tokens is 0.2 %, DeepSeek's 102,400 for 100,015 is 2.4 %. Above both, the tokenizer is another model's."""
 
 
-class Progress:
+class ProgressLine:
     """Reports the progress of long work to `say`, at most one line every PROGRESS_S. `stop` ends the work."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -60,7 +60,7 @@ class Progress:
         self._stopped = True
 
 
-class Record(msgspec.Struct, frozen=True):
+class TaskRecord(msgspec.Struct, frozen=True):
     """What a run's prompts depend on. `data_digest` comes from the task, and no prompt exceeds `most_tokens`. Templates
     that ask for the date get the time when the run `began`. A completion that ended by itself ends with one of
     `stop_token_ids`. `asked` and `weights` are digests of some prompts' tokens and of the model that it began with."""
@@ -185,7 +185,7 @@ class Prompts:
             )
 
 
-def open_task(config: LeadConfig, progress: Progress | None = None) -> Task:
+def open_task(config: LeadConfig, progress: ProgressLine | None = None) -> Task:
     """Return the run's task with its data read. Raise UserError if it does not exist, is broken or is empty."""
     task = load_task(task_options(config))
     if progress is not None:
@@ -232,7 +232,7 @@ def open_tokenizer(model: str, files_dir: Path) -> Any:
 
 
 def open_prompts(
-    config: LeadConfig, task: Task, files_dir: Path, record: Record, say: Callable[[str], None]
+    config: LeadConfig, task: Task, files_dir: Path, record: TaskRecord, say: Callable[[str], None]
 ) -> Prompts:
     """Return the prompts for the model whose small files are in `files_dir`. Raise UserError if the settings need a
     chat template and the model has none, or if a system prompt has no chat."""
@@ -299,15 +299,15 @@ def prepare_prompts(
     task: Task,
     prepared: Prepared,
     say: Callable[[str], None],
-    progress: Progress | None = None,
+    progress: ProgressLine | None = None,
 ) -> tuple[Prompts, list[Prompt]]:
     """Return a run's measured training and held-out prompts, and record what they depend on. Blocking. Raise UserError
     if no run can begin with them."""
     files_dir = run_dir / "model"
-    task.progress = progress or Progress(say)
+    task.progress = progress or ProgressLine(say)
     if line := check_vocabulary(config.model, files_dir, prepared.vocab_size):
         say(line)
-    record = read_record(run_dir) or Record(
+    record = read_record(run_dir) or TaskRecord(
         data_digest=task.data_digest,
         most_tokens=most_prompt_tokens(config, task, prepared.context_tokens),
         began=datetime.now().replace(microsecond=0),
@@ -333,10 +333,10 @@ def prepare_prompts(
 # -- the record of what a run's prompts depend on ------------------------------------------------------------
 
 
-def read_record(run_dir: Path) -> Record | None:
+def read_record(run_dir: Path) -> TaskRecord | None:
     """Return the record from the run's beginning, or None if there is no record. Raise Damaged if it cannot be read."""
     try:
-        return msgspec.json.decode((run_dir / RECORD).read_bytes(), type=Record)
+        return msgspec.json.decode((run_dir / RECORD).read_bytes(), type=TaskRecord)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

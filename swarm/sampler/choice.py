@@ -25,7 +25,7 @@ GPU_BUILD = f"{how_to_have('vllm')}; or bin/setup --engine vllm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ChosenEngine:
     """An engine, and briefly why this one."""
 
     kind: EngineKind
@@ -41,7 +41,7 @@ class Gpu(NamedTuple):
     compute: tuple[int, int]
 
 
-def choose_engine(wanted: Literal["auto"] | EngineKind, device: str = "auto") -> Chosen:
+def choose_engine(wanted: Literal["auto"] | EngineKind, device: str = "auto") -> ChosenEngine:
     """Choose for `auto` vLLM if there is a GPU and a supported release of vLLM, mlx likewise on Apple silicon, else
     transformers. Block for at most NVIDIA_SMI_S. Raise UserError, with the command that installs it, if an engine is
     requested by name and missing."""
@@ -50,19 +50,21 @@ def choose_engine(wanted: Literal["auto"] | EngineKind, device: str = "auto") ->
             return _best(device)
         case "vllm":
             vllm_versions.check()
-            return Chosen(kind="vllm", why=f"as asked, {gpu_build() or 'its CPU build'}")
+            return ChosenEngine(kind="vllm", why=f"as asked, {gpu_build() or 'its CPU build'}")
         case "mlx":
             if (fault := mlx_fault()) is not None:
                 raise UserError(fault)
-            return Chosen(kind="mlx", why=f"as asked, mlx-lm {vllm_versions.installed('mlx-lm')}")
-    return Chosen(kind=wanted, why="as asked")
+            return ChosenEngine(kind="mlx", why=f"as asked, mlx-lm {vllm_versions.installed('mlx-lm')}")
+    return ChosenEngine(kind=wanted, why="as asked")
 
 
-def _best(device: str) -> Chosen:
+def _best(device: str) -> ChosenEngine:
     if (platform.system(), platform.machine()) == ("Darwin", "arm64"):
         return _best_of_a_mac(device)
     if ":" in device:
-        return Chosen(kind="transformers", why=f"{device} was asked for; vLLM takes what CUDA_VISIBLE_DEVICES shows it")
+        return ChosenEngine(
+            kind="transformers", why=f"{device} was asked for; vLLM takes what CUDA_VISIBLE_DEVICES shows it"
+        )
     gpu = NO_GPU if device == "cpu" else find_gpu()
     if isinstance(gpu, str):
         why = gpu
@@ -73,16 +75,18 @@ def _best(device: str) -> Chosen:
     elif (fault := vllm_versions.fault()) is not None:
         why = fault
     else:
-        return Chosen(kind="vllm", why=f"{gpu.name}, {vllm}")
-    return Chosen(kind="transformers", why=why)
+        return ChosenEngine(kind="vllm", why=f"{gpu.name}, {vllm}")
+    return ChosenEngine(kind="transformers", why=why)
 
 
-def _best_of_a_mac(device: str) -> Chosen:
+def _best_of_a_mac(device: str) -> ChosenEngine:
     if device != "auto":
-        return Chosen(kind="transformers", why=f"{device} was asked for; --engine mlx draws faster on this Mac's GPU")
+        return ChosenEngine(
+            kind="transformers", why=f"{device} was asked for; --engine mlx draws faster on this Mac's GPU"
+        )
     if (fault := mlx_fault()) is not None:
-        return Chosen(kind="transformers", why=f"on the CPU: {fault}")
-    return Chosen(kind="mlx", why=f"Apple silicon, mlx-lm {vllm_versions.installed('mlx-lm')}")
+        return ChosenEngine(kind="transformers", why=f"on the CPU: {fault}")
+    return ChosenEngine(kind="mlx", why=f"Apple silicon, mlx-lm {vllm_versions.installed('mlx-lm')}")
 
 
 def mlx_fault() -> str | None:

@@ -34,7 +34,7 @@ SUBMIT_PATH = "/v1/steps"
 CALL_S = 30.0  # Time limit of a call, besides the wait that it asks for: 8 MiB of rollouts at 2.2 Mbit/s
 
 
-class Refused(NamedTuple):
+class LeasesRefused(NamedTuple):
     """The learner grants no leases: the reason, the seconds after which to ask again, and a line for a person."""
 
     reason: Refusal
@@ -42,7 +42,7 @@ class Refused(NamedTuple):
     detail: str
 
 
-class Line(Protocol):
+class LearnerLine(Protocol):
     """Calls to the learner: once (PeerClient), or until it answers (join/link.py)."""
 
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes: ...
@@ -51,14 +51,14 @@ class Line(Protocol):
 class RolloutClient:
     """Calls of `node` to one learner, with an engine of the class that it names. They raise what PeerClient raises."""
 
-    def __init__(self, line: Line, node: NodeId, engine_class: str = "") -> None:
+    def __init__(self, line: LearnerLine, node: NodeId, engine_class: str = "") -> None:
         self._line = line
         self._node = node
         self.engine_class = engine_class
 
     async def ask(
         self, held: VersionId, capacity: int, wait_s: float, *, holding: Iterable[SampleName], at_once: int = 0
-    ) -> list[Lease] | Refused:
+    ) -> list[Lease] | LeasesRefused:
         """Return leases for up to `capacity` samples, or why there are none. LeaseRequest explains `at_once`."""
         request = LeaseRequest(
             node=self._node,
@@ -74,7 +74,7 @@ class RolloutClient:
         )
         reply = decode(data, LeaseReply, cap_bytes=LEASE_REPLY_BYTES)
         if reply.refusal is not None:
-            return Refused(reply.refusal, reply.retry_after_s, reply.detail)
+            return LeasesRefused(reply.refusal, reply.retry_after_s, reply.detail)
         if sum(len(lease.samples) for lease in reply.leases) > capacity:
             raise ProtocolError("the learner gave out more samples than were asked for")
         return list(reply.leases)

@@ -39,7 +39,7 @@ def module_path() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*map(os.path.abspath, sys.path), os.getcwd()]))
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+class BeginRewards(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """Which task, which reward, and its limits. `tokenizer` is a file among the model's small ones; "" if completions
     come as texts. `path` is where to look for modules. `memory_bytes` limits the process (RLIMIT_DATA), on Linux alone.
 
@@ -92,13 +92,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     observed: Observed = Observed()
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
+class RewardReply(msgspec.Struct, frozen=True, array_like=True):
     """The outcomes of the first completions of a ScoreCall, at least one. One outcome of any other call."""
 
     outcomes: tuple[Outcome, ...]
 
 
-class Episode:
+class ScoredEpisode:
     """An episode that began with `prompt`, after `turns` turns. `control` is the seed of a random reward, which is
     given in the first turn, so that it depends neither on what the model says nor on how the episode ends."""
 
@@ -140,12 +140,12 @@ class Episode:
 class Episodes:
     """The episodes of this process, up to MAX_LIVE. If there are more, the least recently used one is dropped."""
 
-    def __init__(self, begin: Begin, began: datetime, task: Task, tokenizer: Tokenizer) -> None:
+    def __init__(self, begin: BeginRewards, began: datetime, task: Task, tokenizer: Tokenizer) -> None:
         chat, files_dir = task.chat if begin.chat is None else begin.chat, Path(begin.tokenizer).parent
         template = load_chat_template(files_dir, began=began, arguments=begin.arguments) if chat else None
         self._text = TurnText(tokenizer, template, begin.stop_token_ids, begin.system_prompt)
         self._task, self._is_control = task, begin.reward == "random"
-        self.live: Bounded[str, Episode] = Bounded(MAX_LIVE)
+        self.live: Bounded[str, ScoredEpisode] = Bounded(MAX_LIVE)
 
     def answer(self, call: StepCall, progress: Callable[[], None] = lambda: None) -> Observed:
         """Return the answer to the last turn, if there is one. Raise what the environment raises, and drop the episode.
@@ -154,7 +154,7 @@ class Episodes:
         episode = self.live.pop(call.episode, None)
         if episode is None or episode.turns != len(before):
             control = call.seed if self._is_control else None
-            episode = Episode(self._task.environment(), self._text, call.prompt, control)
+            episode = ScoredEpisode(self._task.environment(), self._text, call.prompt, control)
             for drawn in before:
                 assert drawn is not None
                 if episode.step(drawn).done:
@@ -172,14 +172,14 @@ class Rewards:
     def __init__(self, progress: Callable[[], None]) -> None:
         self._progress = progress
 
-    def handle(self, call: Begin | ScoreCall | StepCall) -> Reply:
+    def handle(self, call: BeginRewards | ScoreCall | StepCall) -> RewardReply:
         match call:
-            case Begin():
-                return Reply((self._load(call),))
+            case BeginRewards():
+                return RewardReply((self._load(call),))
             case StepCall():
-                return Reply((self._guarded(partial(self._step, call)),))
+                return RewardReply((self._guarded(partial(self._step, call)),))
             case ScoreCall():
-                return Reply((*self._scored(call),))
+                return RewardReply((*self._scored(call),))
 
     def _scored(self, call: ScoreCall) -> Iterator[Outcome]:
         until = time.monotonic() + call.turn_s
@@ -204,7 +204,7 @@ class Rewards:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
             return Outcome(fault=f"it raised {one_line(error)}")
 
-    def _load(self, begin: Begin) -> Outcome:
+    def _load(self, begin: BeginRewards) -> Outcome:
         sys.path[:] = begin.path
         limit_memory(begin.memory_bytes)
         self._begin = begin
@@ -236,7 +236,7 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel()
-    channel.serve(Begin | ScoreCall | StepCall, Rewards(channel.progress).handle)
+    channel.serve(BeginRewards | ScoreCall | StepCall, Rewards(channel.progress).handle)
 
 
 def one_line(error: BaseException) -> str:

@@ -25,10 +25,10 @@ from msgspec.structs import replace
 
 from swarm.errors import ChildFailed, ChildHung, UserError
 from swarm.process import Child, clean_environment
-from swarm.tasks.reward_child import Begin, Completion, Outcome, Reply, ScoreCall, StepCall
+from swarm.tasks.reward_child import BeginRewards, Completion, Outcome, RewardReply, ScoreCall, StepCall
 from swarm.types import Observed, Score, Unscored
 
-__all__ = ["Begin", "Completion", "RewardPool", "StepCall"]
+__all__ = ["BeginRewards", "Completion", "RewardPool", "StepCall"]
 
 Asked = TypeVar("Asked", Completion, StepCall)
 
@@ -48,7 +48,7 @@ SET = {
 class RewardPool:
     """A few processes that decode and score completions. Each is started when it is first needed."""
 
-    def __init__(self, begin: Begin, *, timeout_s: float, processes: int = 1, logs: Path | None = None) -> None:
+    def __init__(self, begin: BeginRewards, *, timeout_s: float, processes: int = 1, logs: Path | None = None) -> None:
         """`timeout_s` is for one completion or turn. What rewards print goes into the directory `logs`, or where the
         node's own lines go."""
         log_files = [logs / f"rewards-{i}.log" if logs is not None else None for i in range(processes)]
@@ -95,7 +95,7 @@ class _Worker:
     """One process. It answers one call at a time, so it is clear which call it died of. After `close` every call raises
     CancelledError, since a process that we ended ourselves must not count as a failure of the reward."""
 
-    def __init__(self, begin: Begin, timeout_s: float, log: Path | None) -> None:
+    def __init__(self, begin: BeginRewards, timeout_s: float, log: Path | None) -> None:
         self._begin = begin
         self._child = Child(
             "reward process",
@@ -143,8 +143,8 @@ class _Worker:
                         return Outcome(fault=str(error))
         raise AssertionError
 
-    async def _call(self, call: Begin | ScoreCall | StepCall, hang_s: float | None = None) -> Sequence[Outcome]:
-        return (await self._child.call(call, Reply, hang_s=hang_s)).outcomes
+    async def _call(self, call: BeginRewards | ScoreCall | StepCall, hang_s: float | None = None) -> Sequence[Outcome]:
+        return (await self._child.call(call, RewardReply, hang_s=hang_s)).outcomes
 
     async def _end(self) -> None:
         await self._child.kill()  # Processes that it started may still run

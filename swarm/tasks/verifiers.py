@@ -27,7 +27,7 @@ ELSEWHERE = "a taskset of verifiers is played by its own process, through the le
 HANG_S = 60.0  # The process reports every second that it is alive
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True):
+class TasksetBegin(msgspec.Struct, frozen=True, kw_only=True):
     """Which taskset to play, with the model's `files` and the endpoint's `url`. If `began` is set, messages are put
     into the model's chat template, with that time, `arguments` and the `system_prompt`."""
 
@@ -85,7 +85,7 @@ class VerifiersTask(Task, Environment):
 class VerifiersRuns:
     """Has the child process play episodes, and starts it when it is needed. `token` is the endpoint's."""
 
-    def __init__(self, begin: Begin, token: str, log: Path) -> None:
+    def __init__(self, begin: TasksetBegin, token: str, log: Path) -> None:
         self._arguments, self._token, self._log = msgspec.json.encode(begin).decode(), token, log
         self._starting = asyncio.Lock()
         self._child: Child | None = None

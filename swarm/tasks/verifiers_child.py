@@ -18,7 +18,7 @@ from swarm.errors import UserError
 from swarm.process import ChildChannel
 from swarm.tasks.base import EpisodeResult
 from swarm.tasks.questions import is_held_out
-from swarm.tasks.verifiers import Begin, Play
+from swarm.tasks.verifiers import Play, TasksetBegin
 from swarm.types import MAX_PARTS, PART_NAME_LENGTH, Prompt
 
 MAX_TASKS = 100_000  # Tasks read from a taskset, which may be endless
@@ -59,7 +59,7 @@ def _rendered(token_ids: list[int]) -> Any:
     return RenderedTokens(token_ids=token_ids)
 
 
-def _open(begin: Begin, directory: str) -> Any:
+def _open(begin: TasksetBegin, directory: str) -> Any:
     """Return a server for the taskset. All roles of its environment run on this machine."""
     from renderers.configs import BaseRendererConfig
     from tokenizers import Tokenizer
@@ -103,7 +103,7 @@ def _ended(episode: Any) -> EpisodeResult:
     return EpisodeResult(reward=sum(trace.reward for trace in played), parts=dict(list(parts.items())[:MAX_PARTS]))
 
 
-async def _serve(begin: Begin, channel: ChildChannel) -> None:
+async def _serve(begin: TasksetBegin, channel: ChildChannel) -> None:
     from renderers.configs import CustomRendererConfig
     from verifiers.v1.configs.client import TrainClientConfig
     from verifiers.v1.serve import EnvClient
@@ -133,7 +133,7 @@ async def _serve(begin: Begin, channel: ChildChannel) -> None:
 
 
 def main() -> None:
-    begin = msgspec.json.decode(sys.argv[1], type=Begin)
+    begin = msgspec.json.decode(sys.argv[1], type=TasksetBegin)
     channel = ChildChannel()
     with channel.alive():
         asyncio.run(_serve(begin, channel))

@@ -19,7 +19,7 @@ import pytest
 from yarl import URL
 
 from swarm.dashboard import server, source
-from swarm.dashboard.feed import Feed, Reader
+from swarm.dashboard.feed import PageFeed, Reader
 from swarm.dashboard.public import PublicState
 from swarm.dashboard.server import ADDRESS, Dashboard, beside, for_volunteers, serve_files, url_of
 from swarm.dashboard.source import ShownRun
@@ -196,7 +196,7 @@ async def test_a_reader_that_comes_back_is_told_what_it_missed_and_nothing_twice
 async def test_a_reader_that_was_away_for_too_long_gets_everything_again(
     led: Led, browser: aiohttp.ClientSession, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "Feed", partial(Feed, kept=2))
+    monkeypatch.setattr(server, "Feed", partial(PageFeed, kept=2))
     url = await serve()
     stays, leaves = await opened(browser, url), await opened(browser, url)
     await stays.next()

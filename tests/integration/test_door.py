@@ -17,7 +17,7 @@ from yarl import URL
 from swarm.dashboard import server
 from swarm.dashboard.public import PublicState
 from swarm.dashboard.server import Dashboard, for_volunteers
-from swarm.net.limits import Limits, Meter
+from swarm.net.limits import Meter, RateLimits
 from tests.integration.test_dashboard import TOKEN, Led
 from tests.unit.net.test_client import say_malformed
 
@@ -41,7 +41,7 @@ async def statuses(session: aiohttp.ClientSession, url: str, times: int = 1, **g
 @pytest.fixture
 def metered(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address may ask three times. Only 127.0.0.1 is this machine, and refusals come at once."""
-    monkeypatch.setattr(server, "LIMITS", Limits(burst=3, requests_per_s=1e-6))
+    monkeypatch.setattr(server, "LIMITS", RateLimits(burst=3, requests_per_s=1e-6))
     monkeypatch.setattr(server, "REFUSED_S", 0.0)
     monkeypatch.setattr(server, "is_loopback", lambda host: host == "127.0.0.1")
 

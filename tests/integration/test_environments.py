@@ -16,12 +16,12 @@ import pytest_asyncio
 
 from swarm.lead.check import reward_pool
 from swarm.run.directory import write_json
-from swarm.run.prompts import RECORD, Record
+from swarm.run.prompts import RECORD, TaskRecord
 from swarm.settings import LeadConfig
 from swarm.tasks import load_task, task_options
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
-from swarm.tasks.reward_pool import Begin, RewardPool, StepCall
+from swarm.tasks.reward_pool import BeginRewards, RewardPool, StepCall
 from swarm.types import Observed, Unscored
 from tests.integration.odd_environment import OddEnvironment
 from tests.integration.test_scoring import EOS, STOP, write_tokenizer
@@ -41,7 +41,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pool_of(tokenizer: Path, **options: Any) -> RewardPool:
     began = datetime(2026, 1, 1)
-    begin = Begin(task=ODD, tokenizer=str(tokenizer), stop_token_ids=STOP, memory_bytes=2 << 30, began=began)
+    begin = BeginRewards(task=ODD, tokenizer=str(tokenizer), stop_token_ids=STOP, memory_bytes=2 << 30, began=began)
     return RewardPool(begin, **{"timeout_s": 60.0, **options})
 
 
@@ -66,7 +66,7 @@ async def seen(pool: RewardPool, name: str, said: Sequence[str]) -> Observed:
 
 
 async def play(pool: RewardPool, name: str, said: Sequence[str]) -> tuple[Observed, ...]:
-    """Begin it, and step it turn by turn."""
+    """BeginRewards it, and step it turn by turn."""
     assert await seen(pool, name, ()) == Observed()
     return tuple([await seen(pool, name, said[: count + 1]) for count in range(len(said))])
 
@@ -204,7 +204,7 @@ async def test_the_settings_of_a_run_and_its_record_reach_the_environment(tmp_pa
     """As `lead` makes the pool: from the run's directory, with its tokenizer, stop tokens and control reward."""
     (tmp_path / "model").mkdir()
     write_tokenizer(tmp_path / "model")
-    record = Record(data_digest="", most_tokens=64, began=datetime(2026, 1, 1))
+    record = TaskRecord(data_digest="", most_tokens=64, began=datetime(2026, 1, 1))
     write_json(tmp_path / RECORD, msgspec.to_builtins(record))
     config = LeadConfig(model="tiny", task="frozen-lake", rewards={"random": 1.0})
     prompt = load_task(task_options(config)).prompt(0)

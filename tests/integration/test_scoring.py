@@ -17,7 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from swarm.errors import UserError
 from swarm.tasks.base import TaskOptions
 from swarm.tasks.digits import CopyTask
-from swarm.tasks.reward_pool import Begin, Completion, RewardPool
+from swarm.tasks.reward_pool import BeginRewards, Completion, RewardPool
 from swarm.types import Prompt, Score, Unscored
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -47,7 +47,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def odd(tokenizer: Path) -> AsyncIterator[RewardPool]:
     """One pool for all tests: a process is started anew only after one that a test has ended."""
     logs = tokenizer.parent / "logs"
-    begin = Begin(task=ODD, tokenizer=str(tokenizer), stop_token_ids=STOP, memory_bytes=2 << 30)
+    begin = BeginRewards(task=ODD, tokenizer=str(tokenizer), stop_token_ids=STOP, memory_bytes=2 << 30)
     pool = RewardPool(begin, timeout_s=60.0, logs=logs)
     yield pool
     await pool.close()
@@ -85,7 +85,7 @@ def fault(outcome: Score | Unscored) -> str:
 
 async def test_completions_are_decoded_and_scored_elsewhere(tokenizer: Path) -> None:
     pool = RewardPool(
-        Begin(task=TaskOptions(name="copy"), tokenizer=str(tokenizer), stop_token_ids=STOP), timeout_s=60.0
+        BeginRewards(task=TaskOptions(name="copy"), tokenizer=str(tokenizer), stop_token_ids=STOP), timeout_s=60.0
     )
     prompt = CopyTask(0).prompt(0)
     texts = [prompt.answer, ""]
@@ -100,7 +100,7 @@ async def test_completions_are_decoded_and_scored_elsewhere(tokenizer: Path) -> 
 async def test_only_the_stop_token_at_the_end_is_left_out_of_what_is_scored(tokenizer: Path) -> None:
     """A model that may hide special tokens from its reward does: it learned `12<pad>34` for 1234."""
     pool = RewardPool(
-        Begin(task=TaskOptions(name="copy"), tokenizer=str(tokenizer), stop_token_ids=STOP), timeout_s=60.0
+        BeginRewards(task=TaskOptions(name="copy"), tokenizer=str(tokenizer), stop_token_ids=STOP), timeout_s=60.0
     )
     prompt = CopyTask(0).prompt(0)
     right = [int(digit) for digit in prompt.answer]
@@ -150,7 +150,9 @@ async def test_a_reward_knows_nothing_of_the_node(
 
 
 async def test_another_process_scores_while_one_hangs(tokenizer: Path) -> None:
-    pool = RewardPool(Begin(task=ODD, tokenizer=str(tokenizer), stop_token_ids=STOP), timeout_s=60.0, processes=2)
+    pool = RewardPool(
+        BeginRewards(task=ODD, tokenizer=str(tokenizer), stop_token_ids=STOP), timeout_s=60.0, processes=2
+    )
     hanging = asyncio.create_task(pool.score([doing("1")]))
     await asyncio.sleep(0)
     assert await pool.score([doing("9")]) == [RIGHT]
@@ -208,7 +210,7 @@ async def test_a_group_goes_to_its_process_in_one_call(odd: RewardPool) -> None:
 
 
 async def test_a_completion_may_come_as_a_text_and_prints_are_kept(tmp_path: Path) -> None:
-    pool = RewardPool(Begin(task=ODD), timeout_s=60.0, logs=tmp_path)
+    pool = RewardPool(BeginRewards(task=ODD), timeout_s=60.0, logs=tmp_path)
     prompt = Prompt(prompt_id="odd-0", text=str(tmp_path), answer="")
     right, found = await pool.score([Completion(prompt=prompt, text=text) for text in ("9", "7")])
     await pool.close()
@@ -229,7 +231,7 @@ async def test_a_call_that_is_given_up_leaves_no_answer_to_the_next(odd: RewardP
 
 async def test_a_task_that_no_process_can_load_is_said_before_anybody_works(tokenizer: Path) -> None:
     pool = RewardPool(
-        Begin(task=TaskOptions(name="cpy"), tokenizer=str(tokenizer), stop_token_ids=STOP), timeout_s=60.0
+        BeginRewards(task=TaskOptions(name="cpy"), tokenizer=str(tokenizer), stop_token_ids=STOP), timeout_s=60.0
     )
     with pytest.raises(UserError, match="cannot load the task 'cpy': UserError: there is no task"):
         await pool.start()
@@ -240,7 +242,7 @@ async def test_a_task_that_no_process_can_load_is_said_before_anybody_works(toke
 
 async def test_what_is_being_scored_when_the_run_ends_is_no_failure(tokenizer: Path) -> None:
     """Or a stopped run would have recorded zeros."""
-    pool = RewardPool(Begin(task=ODD, tokenizer=str(tokenizer)), timeout_s=60.0)
+    pool = RewardPool(BeginRewards(task=ODD, tokenizer=str(tokenizer)), timeout_s=60.0)
     await pool.start()
     hanging = asyncio.create_task(pool.score([doing("9"), doing("1")]))
     await asyncio.sleep(0)
@@ -250,7 +252,7 @@ async def test_what_is_being_scored_when_the_run_ends_is_no_failure(tokenizer: P
 
 
 async def test_a_process_that_starts_while_the_pool_is_closed_is_ended(tokenizer: Path) -> None:
-    pool = RewardPool(Begin(task=ODD, tokenizer=str(tokenizer)), timeout_s=60.0)
+    pool = RewardPool(BeginRewards(task=ODD, tokenizer=str(tokenizer)), timeout_s=60.0)
     waiting = asyncio.create_task(pool.score([doing("9")]))
     await asyncio.sleep(0)
     assert _pid(pool) is None

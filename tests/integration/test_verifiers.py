@@ -18,7 +18,7 @@ from swarm.inference.server import Endpoint, serving
 from swarm.rollout.plane.effects import StepWanted
 from swarm.tasks.base import SEAT, TaskOptions
 from swarm.tasks.turns import TurnText
-from swarm.tasks.verifiers import Begin, VerifiersRuns, VerifiersTask
+from swarm.tasks.verifiers import TasksetBegin, VerifiersRuns, VerifiersTask
 from swarm.types import GroupId, Observed, Prompt, Rollout, SamplingRules, Unscored
 from tests.integration.processes import command
 
@@ -64,7 +64,7 @@ async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypa
     endpoint = Endpoint(cast(Any, None), text, RULES, context=512, vocabulary=vocabulary)
     async with serving(endpoint, tmp_path) as url:
         sampling = {"temperature": 1.0, "max_tokens": 4.0}
-        begin = Begin(module="echo_digits", files=str(tmp_path), url=url, sampling=sampling, stop_token_ids=(0,))
+        begin = TasksetBegin(module="echo_digits", files=str(tmp_path), url=url, sampling=sampling, stop_token_ids=(0,))
         runs = VerifiersRuns(begin, endpoint.token, tmp_path / "log")
         played = endpoint.episodes = ExternalEpisodes(runs.run)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import ProtocolError
-from swarm.net.sessions import WINDOW, ServerSessions, Unauthorized, Window, ask_session, open_grant
+from swarm.net.sessions import WINDOW, CounterWindow, ServerSessions, Unauthorized, ask_session, open_grant
 from tests.builders import KEY, OTHER_KEY
 
 NONCE = b"n" * 16
@@ -54,7 +54,7 @@ def test_no_flipped_bit_of_a_request_passes(body: bytes, path: str, data: st.Dat
 
 @given(st.lists(st.integers(0, 4 * WINDOW) | st.integers(0, 2**64 - 1), max_size=60))
 def test_the_window_agrees_with_a_set_of_all_that_was_used(counters: list[int]) -> None:
-    window, used, highest = Window(), {0}, 0
+    window, used, highest = CounterWindow(), {0}, 0
     for counter in counters:
         fresh = counter not in used and counter > highest - WINDOW
         assert (window.fault(counter) is None) == fresh

@@ -14,7 +14,6 @@ from swarm.gossip.records import (
     GOSSIP_BODY_BYTES,
     PREFIX_BYTES,
     Appeared,
-    Call,
     Died,
     Doubled,
     Effect,
@@ -24,6 +23,7 @@ from swarm.gossip.records import (
     Greet,
     HeadLearned,
     LeafGone,
+    Post,
     Profile,
     Reachability,
     Rejected,
@@ -39,7 +39,7 @@ from tests.property.strategies import messages
 from tests.property.test_wire import bits, junk, with_flips
 from tests.swarmers import ELSEWHERE, RULES, THE_SWARM, ages, calls_in, core, head, introduce, key, signed, table
 
-EFFECTS = (Appeared, Call, Died, Doubled, GenerationRaised, Greet, HeadLearned, LeafGone, Rejected, Wake)
+EFFECTS = (Appeared, Post, Died, Doubled, GenerationRaised, Greet, HeadLearned, LeafGone, Rejected, Wake)
 RECORD = signed(2, 5)
 EXCHANGE = Exchange(
     digest=ages((signed(1, 3), 1.0), (RECORD, 2.0), (signed(3), 700.0)),

@@ -14,7 +14,7 @@ from swarm.broadcast.forest.planner import (
     STRIPE_DEGREE,
     STRIPES,
     PeerProfile,
-    Plan,
+    VersionPlan,
     plan_of,
     repaired,
     slots_of,
@@ -49,7 +49,7 @@ def draw_uplink(draw: Random) -> float:
     return MBIT * min(200.0, max(5.0, draw.lognormvariate(3.4, 0.9)))
 
 
-def check_trees(plan: Plan) -> None:
+def check_trees(plan: VersionPlan) -> None:
     """Every peer in every tree once, the learner above all, no link between leaves."""
     for tree in plan.trees:
         assert set(tree) == set(plan.peers)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swarm.pay.cover import ALL_SETS, cover
 from swarm.pay.fleet import Worker
-from swarm.pay.prices import Offer
+from swarm.pay.prices import PricedOffer
 from swarm.pay.selection import Rules, Search
 from tests.capacity import by_downlink, demand, random_fleet, subsets
 
@@ -57,7 +57,7 @@ offers = st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 10)), max_size=ALL
 def test_a_cover_is_the_cheapest(drawn: list[tuple[float, float]], share: float) -> None:
     ranked = sorted(
         (
-            Offer(name=str(number), price_per_hour=price, useful_rollouts_per_s=rate)
+            PricedOffer(name=str(number), price_per_hour=price, useful_rollouts_per_s=rate)
             for number, (price, rate) in enumerate(drawn)
         ),
         key=lambda offer: offer.ratio,

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.notes import Kind, Send
+from swarm.broadcast.notes import NoteKind, Send
 from swarm.plan.simulate.world import World
 from swarm.types import NodeId
 from tests.simulator.__main__ import seeds_of
@@ -175,7 +175,7 @@ class Braggart(TreeCourier):
     """Sends what it does not hold."""
 
     def next_for(self, peer: NodeId, *, now: float) -> Send | None:
-        return Send(0, Kind.FRESH)
+        return Send(0, NoteKind.FRESH)
 
 
 def test_a_chunk_that_never_arrived_is_a_breach() -> None:
@@ -191,7 +191,7 @@ def test_a_chunk_that_never_arrived_is_a_breach() -> None:
 class Hasty(TreeCourier):
     """Believes to be whole when it is not."""
 
-    def arrived(self, peer: NodeId, index: int, kind: Kind, via: NodeId | None, *, now: float) -> None:
+    def arrived(self, peer: NodeId, index: int, kind: NoteKind, via: NodeId | None, *, now: float) -> None:
         self.complete = True
 
 

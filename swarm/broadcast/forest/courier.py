@@ -23,7 +23,19 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
 
-from swarm.broadcast.notes import MAX_INDICES, Behind, Complete, Have, Kind, Note, Routing, Send, Want, has_bit, set_bit
+from swarm.broadcast.notes import (
+    MAX_INDICES,
+    Behind,
+    Complete,
+    Have,
+    Note,
+    NoteKind,
+    Routing,
+    Send,
+    Want,
+    has_bit,
+    set_bit,
+)
 from swarm.types import NodeId
 
 TICK_S = 1.0  # How often the node looks for overdue chunks
@@ -315,13 +327,13 @@ class TreeCourier:
 
     # -- what comes in ---------------------------------------------------------------------------------------
 
-    def arrived(self, peer: NodeId, index: int, kind: Kind, via: NodeId | None, *, now: float) -> None:
+    def arrived(self, peer: NodeId, index: int, kind: NoteKind, via: NodeId | None, *, now: float) -> None:
         if not 0 <= index < self._count:
             return
         link = self._links.get(peer)
         if link is not None:
             set_bit(link.theirs, index)
-        from_parent = kind is Kind.FRESH and self._routes.parents[index % self.stripes] == peer
+        from_parent = kind is NoteKind.FRESH and self._routes.parents[index % self.stripes] == peer
         self._pulls.arrived(index, from_parent=from_parent, now=now)
         self._pulls.asks.pop(index, None)
         if has_bit(self._held, index):
@@ -405,9 +417,9 @@ class TreeCourier:
                 break
             index = heappop(link.queue)
             if not has_bit(link.theirs, index):
-                return self._give(link, index, Kind.FRESH)
+                return self._give(link, index, NoteKind.FRESH)
         # Repairs come last: on a full uplink they would slow down the trees, and so cause more repairs.
-        return self._give(link, link.asked.popleft(), Kind.COPY) if link.asked else None
+        return self._give(link, link.asked.popleft(), NoteKind.COPY) if link.asked else None
 
     def _may_lead(self, index: int) -> bool:
         """Return True if a link may send `index` now. The limit rises as the median link moves on."""
@@ -432,7 +444,7 @@ class TreeCourier:
         self._limit = max(self._limit, at_least)
 
     @staticmethod
-    def _give(link: _Link, index: int, kind: Kind) -> Send:
+    def _give(link: _Link, index: int, kind: NoteKind) -> Send:
         set_bit(link.theirs, index)
         return Send(index, kind)
 

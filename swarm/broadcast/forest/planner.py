@@ -214,7 +214,7 @@ MIN_LEFT = 0.05  # Share of its uplink that a parent keeps when all children lea
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class VersionPlan:
     """How one version travels. A mesh has no trees. `scheme` is a Scheme, or the name of a benchmark's own scheme."""
 
     scheme: str
@@ -268,7 +268,7 @@ def slots_of(trees: Iterable[Tree]) -> dict[NodeId, int]:
 
 def plan_of(
     learner: PeerProfile, peers: Sequence[PeerProfile], encoded_bytes: int, *, scheme: Scheme | None = None
-) -> Plan:
+) -> VersionPlan:
     """Plan a version of `encoded_bytes`. With `scheme` None the number of peers decides between mesh and forest."""
     learner, *peers = _with_uplinks([learner, *peers])
     scheme = scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
@@ -277,7 +277,7 @@ def plan_of(
         trees = forest_of(learner, peers, STRIPES)
     elif scheme == "star":
         trees = ({peer.node: learner.node for peer in peers},)
-    return Plan(
+    return VersionPlan(
         scheme=scheme,
         chunk_bytes=_chunk_bytes(scheme, peers, encoded_bytes),
         learner=learner,
@@ -311,7 +311,7 @@ def _chunk_bytes(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: in
     return chunk_bytes
 
 
-def repaired(plan: Plan, *, gone: Iterable[NodeId] = (), joined: Iterable[PeerProfile] = ()) -> Plan:
+def repaired(plan: VersionPlan, *, gone: Iterable[NodeId] = (), joined: Iterable[PeerProfile] = ()) -> VersionPlan:
     """Return `plan` without the peers `gone` and with those in `joined`. A child keeps its parent if that one stays."""
     peers = dict(plan.peers)
     for node in gone:
@@ -322,7 +322,7 @@ def repaired(plan: Plan, *, gone: Iterable[NodeId] = (), joined: Iterable[PeerPr
     return replace(plan, peers=peers, trees=_Repair(plan.learner, peers).trees(plan.trees))
 
 
-def relieved(plan: Plan, behind: Iterable[tuple[NodeId, int]]) -> Plan:
+def relieved(plan: VersionPlan, behind: Iterable[tuple[NodeId, int]]) -> VersionPlan:
     """Return `plan` with other parents for the pairs (child, stripe) in `behind`. A parent is believed to have less
     uplink by the share of its children that it loses, so that the next plan asks less of it."""
     profiles = dict(plan.peers)
@@ -397,7 +397,7 @@ class _Repair:
 ECHO_S = 6.0  # For this long after a node fell behind, complaints from below it may have the same reason
 
 
-PlanOf = Callable[[PeerProfile, Sequence[PeerProfile], int], Plan]
+PlanOf = Callable[[PeerProfile, Sequence[PeerProfile], int], VersionPlan]
 """Makes a plan from the learner, the peers and the bytes of the encoded version, like `plan_of`."""
 
 
@@ -407,7 +407,7 @@ class Relief:
     def __init__(self) -> None:
         self._heard: dict[tuple[NodeId, int], float] = {}
 
-    def plan(self, plan: Plan, complaints: Iterable[tuple[NodeId, int]], *, now: float) -> Plan:
+    def plan(self, plan: VersionPlan, complaints: Iterable[tuple[NodeId, int]], *, now: float) -> VersionPlan:
         """Return `plan`, with new parents for nodes whose complaint is no echo of an ancestor's."""
         self._heard = {key: at for key, at in self._heard.items() if now - at < ECHO_S}
         new = [(node, stripe) for node, stripe in complaints if (node, stripe) not in self._heard]
@@ -415,7 +415,7 @@ class Relief:
         first = [(node, stripe) for node, stripe in new if not self._is_echo(plan, node, stripe)]
         return relieved(plan, first) if first else plan
 
-    def _is_echo(self, plan: Plan, node: NodeId, stripe: int) -> bool:
+    def _is_echo(self, plan: VersionPlan, node: NodeId, stripe: int) -> bool:
         tree = plan.trees[stripe]
         above = tree.get(node)
         while above is not None and (above, stripe) not in self._heard:
@@ -434,13 +434,15 @@ class Planning:
         self._plan_of = plan_of
         self._relief = Relief()
         self._relieved_at = 0.0
-        self.plan: Plan | None = None
+        self.plan: VersionPlan | None = None
 
     def chunk_bytes(self, peers: Mapping[NodeId, PeerProfile], expected_bytes: int) -> int:
         """Return the chunk size for a version of about `expected_bytes`."""
         return self._plan_of(self._profile(0.0), list(peers.values()), expected_bytes).chunk_bytes
 
-    def begin(self, peers: Mapping[NodeId, PeerProfile], uplink: float, encoded_bytes: int, chunk_bytes: int) -> Plan:
+    def begin(
+        self, peers: Mapping[NodeId, PeerProfile], uplink: float, encoded_bytes: int, chunk_bytes: int
+    ) -> VersionPlan:
         """Return the plan for a version that is about to be announced."""
         fresh = self._plan_of(self._profile(uplink), list(peers.values()), encoded_bytes)
         if self.plan is None or self.plan.scheme != fresh.scheme:

@@ -23,8 +23,8 @@ from swarm.broadcast.notes import (
     Complete,
     Credit,
     Have,
-    Kind,
     Note,
+    NoteKind,
     Recall,
     Send,
     Want,
@@ -81,7 +81,7 @@ class Window:
 
 
 Duty = list[int]  # [index, sends left, 1 if it is a forward], shared by the queue entries of one chunk
-Entry = tuple[int, Kind, Duty]  # A waiting send: the chunk, what the child does with it, and its duty
+Entry = tuple[int, NoteKind, Duty]  # A waiting send: the chunk, what the child does with it, and its duty
 STALLED_QUEUE = 8
 QUICK = 4.0
 DEAD_SHARE = 0.1
@@ -97,7 +97,7 @@ KEPT_UP_TICKS = 3
 
 
 @dataclass(slots=True, eq=False)
-class Child:
+class TreeChild:
     """One link to another receiver."""
 
     leaf: bool
@@ -124,8 +124,8 @@ class Child:
     def put(self, entry: Entry) -> None:
         """Queue a send. Chunks that the child has to forward go before copies, because others wait for them."""
         place = len(self.queue)
-        if entry[1] is Kind.FORWARD:
-            place = next((i for i, waiting in enumerate(self.queue) if waiting[1] is not Kind.FORWARD), place)
+        if entry[1] is NoteKind.FORWARD:
+            place = next((i for i, waiting in enumerate(self.queue) if waiting[1] is not NoteKind.FORWARD), place)
         self.queue.insert(place, entry)
         self.forwards += entry[2][2]
 
@@ -193,7 +193,7 @@ class Forwarder:
         self._leaf = leaf
         self._have = bytearray(have.ljust(-(-count // 8), b"\0"))
         self._missing = count - sum(has_bit(have, i) for i in range(count))
-        self._children: dict[NodeId, Child] = {}
+        self._children: dict[NodeId, TreeChild] = {}
         self._leaf_children = 0
         self._to_seeder: deque[Note] = deque()
         self._linked = False
@@ -234,7 +234,7 @@ class Forwarder:
             self._granted = [0, 0]
             self._to_seeder = deque(news)
         else:
-            child = self._children[peer] = Child(leaf)
+            child = self._children[peer] = TreeChild(leaf)
             self._leaf_children += leaf
             child.notes.extend(news)
             # The peer came too late for these, and nobody else was told to send them to it.
@@ -258,18 +258,18 @@ class Forwarder:
 
     # -- what comes ------------------------------------------------------------------------------------------
 
-    def arrived(self, peer: NodeId, index: int, kind: Kind, via: NodeId | None, *, now: float) -> None:
+    def arrived(self, peer: NodeId, index: int, kind: NoteKind, via: NodeId | None, *, now: float) -> None:
         self._arrived_at = now
         self._keep(peer, index)
-        if kind is Kind.FRESH and peer == self._seeder:
+        if kind is NoteKind.FRESH and peer == self._seeder:
             self._fresh += 1
             self._copies.arrived(self._usual_backlog())
             self._relay(index, via)
-        elif kind is Kind.FORWARD and (source := self._children.get(peer)) is not None and source.leaf:
+        elif kind is NoteKind.FORWARD and (source := self._children.get(peer)) is not None and source.leaf:
             leaves = [c for c in self._leaves() if c is not source]
             self._forwards.arrived(self._forwards_waiting(), self._usual_backlog())
             # Only once: a leaf that repeats a chunk must not make this node send it to all leaves again.
-            self._queue(index, [] if index in self._forwarded else [(c, Kind.COPY) for c in leaves], forward=True)
+            self._queue(index, [] if index in self._forwarded else [(c, NoteKind.COPY) for c in leaves], forward=True)
             self._forwarded[index] = None
         if self._asked and len(self._asked) < MAX_INDICES // 2:
             self._ask(now)
@@ -309,22 +309,22 @@ class Forwarder:
             return deferred
         while child.queue:
             index, kind, duty = child.take()
-            if child.holds(index) and kind is not Kind.FORWARD:
+            if child.holds(index) and kind is not NoteKind.FORWARD:
                 self._discharge(duty)
                 continue
             child.busy = duty
             return Send(index, kind)
         if child.wanted:
-            return Send(child.wanted.popleft(), Kind.COPY)
+            return Send(child.wanted.popleft(), NoteKind.COPY)
         return self._next_deferred(child)
 
-    def _next_deferred(self, child: Child) -> Send | None:
+    def _next_deferred(self, child: TreeChild) -> Send | None:
         """Return a chunk that the child missed while stalled. If it still is, an offer or idle queues must allow it."""
         while child.deferred and (not child.stalled or child.offered > 0 or not self._queued_copies):
             index = child.deferred.popleft()
             if not child.holds(index):
                 child.offered -= 1
-                return Send(index, Kind.COPY)
+                return Send(index, NoteKind.COPY)
         return None
 
     def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
@@ -373,13 +373,15 @@ class Forwarder:
 
     def _relay(self, index: int, via: NodeId | None) -> None:
         self._relayed.append(index)
-        copies = [(c, Kind.FORWARD if self._leaf and peer == via else Kind.COPY) for peer, c in self._children.items()]
+        copies = [
+            (c, NoteKind.FORWARD if self._leaf and peer == via else NoteKind.COPY) for peer, c in self._children.items()
+        ]
         self._queue(index, copies, forward=False)
 
-    def _queue(self, index: int, copies: list[tuple[Child, Kind]], *, forward: bool) -> None:
+    def _queue(self, index: int, copies: list[tuple[TreeChild, NoteKind]], *, forward: bool) -> None:
         duty: Duty = [index, 0, int(forward)]
         for child, kind in copies:
-            if child.holds(index) and kind is Kind.COPY:
+            if child.holds(index) and kind is NoteKind.COPY:
                 continue
             if child.stalled:
                 child.deferred.append(index)
@@ -404,13 +406,13 @@ class Forwarder:
         self._done[duty[2]].append(duty[0])
         self._dirty[self._seeder] = None
 
-    def _unqueue(self, child: Child) -> None:
+    def _unqueue(self, child: TreeChild) -> None:
         for _, _, duty in child.drop():
             self._discharge(duty)
         child.deferred.clear()
         child.wanted.clear()
 
-    def _promise(self, child: Child, indices: tuple[int, ...]) -> None:
+    def _promise(self, child: TreeChild, indices: tuple[int, ...]) -> None:
         for index in indices:
             if has_bit(self._have, index) and len(child.wanted) < MAX_INDICES and index not in child.wanted:
                 child.wanted.append(index)
@@ -483,7 +485,7 @@ class Forwarder:
         most = LONGEST_WINDOWS * self._forwards.size
         return sum(min(most, leaf.forwards) for leaf in self._leaves()) / max(1, self._leaf_children - 1)
 
-    def _leaves(self) -> Iterator[Child]:
+    def _leaves(self) -> Iterator[TreeChild]:
         return (child for child in self._children.values() if child.leaf)
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -514,7 +516,7 @@ class Forwarder:
             for child in slow:
                 self._defer(child)
 
-    def _defer(self, child: Child) -> None:
+    def _defer(self, child: TreeChild) -> None:
         child.stalled = True
         child.offered = 1
         child.kept_up = 0

@@ -13,7 +13,19 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from swarm.broadcast.notes import MAX_INDICES, AllDealt, Complete, Credit, Have, Kind, Note, Recall, Send, Want, has_bit
+from swarm.broadcast.notes import (
+    MAX_INDICES,
+    AllDealt,
+    Complete,
+    Credit,
+    Have,
+    Note,
+    NoteKind,
+    Recall,
+    Send,
+    Want,
+    has_bit,
+)
 from swarm.types import NodeId
 
 TICK_S = 0.1
@@ -128,7 +140,7 @@ class Seeder:
 
     # -- what comes ------------------------------------------------------------------------------------------
 
-    def arrived(self, peer: NodeId, index: int, kind: Kind, via: NodeId | None, *, now: float) -> None:
+    def arrived(self, peer: NodeId, index: int, kind: NoteKind, via: NodeId | None, *, now: float) -> None:
         """Do nothing: nobody has anything to send to the seeder."""
 
     def heard(self, peer: NodeId, note: Note, *, now: float) -> None:
@@ -169,9 +181,9 @@ class Seeder:
             return at.fresh.popleft()
         while at.copies:
             if not at.holds(index := at.copies.popleft()):
-                return Send(index, Kind.COPY)
+                return Send(index, NoteKind.COPY)
         if at.wanted:
-            return Send(at.wanted.popleft(), Kind.COPY)
+            return Send(at.wanted.popleft(), NoteKind.COPY)
         if self.dealt and not at.all_dealt:
             at.all_dealt = True
             return AllDealt()
@@ -262,7 +274,7 @@ class Seeder:
                 forwarder.heard_at = now
             forwarder.to_forward[index] = now
             self._waiting_for[index] = 2
-        at.fresh.append(Send(index, Kind.FRESH, via))
+        at.fresh.append(Send(index, NoteKind.FRESH, via))
         self._dealt_at.append(now)
         self._dirty[peer] = None
         return True

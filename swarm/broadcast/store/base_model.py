@@ -17,7 +17,7 @@ import msgspec
 
 from swarm.broadcast.store.store import SignedVersion
 from swarm.broadcast.store.weight_map import WeightMap
-from swarm.broadcast.version.manifest import ITEM_BYTES, Layout, Span, TensorSpec, by_expert, tensor_spans
+from swarm.broadcast.version.manifest import ITEM_BYTES, ByteSpan, Layout, TensorSpec, by_expert, tensor_spans
 from swarm.errors import ProtocolError, UserError
 
 HEADER_BYTES = 32 * 1024 * 1024
@@ -64,7 +64,7 @@ class BaseModel:
         """Return the layout of the same stream with experts grouped only where they are in these files."""
         return by_expert(layout, groups=self._places)
 
-    def fill(self, layout: Layout, tensors: Sequence[Span], span: Span) -> bytes | None:
+    def fill(self, layout: Layout, tensors: Sequence[ByteSpan], span: ByteSpan) -> bytes | None:
         """Return the bytes of a span of the stream, whose tensors lie at `tensors`, or None if one of them is not here
         in the same dtype and shape."""
         content = bytearray(span.nbytes)

@@ -19,7 +19,7 @@ from pathlib import Path
 from swarm.broadcast.store.disk import allocate, write_at
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.codec import Buffer, decode_region
-from swarm.broadcast.version.manifest import WHOLE, Dtype, Span, encoded_spans
+from swarm.broadcast.version.manifest import WHOLE, ByteSpan, Dtype, encoded_spans
 from swarm.types import VersionId
 from swarm.wire import digest
 
@@ -29,7 +29,7 @@ MAX_LOG = 256  # Versions whose encodings are kept at most: each has a table in 
 class DiskCopy:
     """The file at `path`, region by region. Blocking."""
 
-    def __init__(self, path: Path, regions: Sequence[Span], unknown: bytes) -> None:
+    def __init__(self, path: Path, regions: Sequence[ByteSpan], unknown: bytes) -> None:
         """Open or create the file, and hash what it holds."""
         self.path = path
         self._regions = regions
@@ -70,7 +70,7 @@ class Log:
         self.versions = chain
 
     @cached_property
-    def _spans(self) -> list[list[Span]]:
+    def _spans(self) -> list[list[ByteSpan]]:
         # Not when it is made: whether a copy is due is asked on the event loop, at every piece that comes.
         return [encoded_spans(held.table) for held in self.versions]
 

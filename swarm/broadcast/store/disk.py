@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from swarm.broadcast.version.manifest import Span
+from swarm.broadcast.version.manifest import ByteSpan
 from swarm.errors import UserError
 from swarm.files import write_atomically
 
@@ -102,7 +102,7 @@ def write_at(descriptor: int, data: bytes | bytearray | memoryview, start: int, 
         raise disk_error(error, path, len(left)) from error
 
 
-def copy_parts(source: Path, to: Path, parts: Iterable[Span]) -> None:
+def copy_parts(source: Path, to: Path, parts: Iterable[ByteSpan]) -> None:
     """Make `to` a file of the size of `source` with the same bytes at `parts` and holes elsewhere, which take no room.
     Raise DiskFull or OSError."""
     with source.open("rb") as there, to.open("wb") as here:

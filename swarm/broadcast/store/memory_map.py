@@ -33,7 +33,7 @@ from swarm.broadcast.store.place import claim
 from swarm.broadcast.store.store import Held, HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import UNKNOWN, WeightMap, apply_stored, run_all
 from swarm.broadcast.version.codec import Buffer, Words, decode_changes
-from swarm.broadcast.version.manifest import Codec, Layout, Span, encoded_spans, is_whole_model
+from swarm.broadcast.version.manifest import ByteSpan, Codec, Layout, encoded_spans, is_whole_model
 from swarm.errors import ProtocolError
 from swarm.types import VersionId
 from swarm.wire import digest
@@ -129,7 +129,7 @@ class MemoryMap(WeightMap):
         pairs = enumerate(zip(before, held.table.regions, strict=False))
         return [index for index, (then, now) in pairs if then.decoded_digest != now.decoded_digest]
 
-    def _apply_beside(self, held: HeldVersion, index: int, encoded: Span) -> None:
+    def _apply_beside(self, held: HeldVersion, index: int, encoded: ByteSpan) -> None:
         entry = held.table.regions[index]
         if entry.codec != "sparse":
             self._overwrite(index, self._decoded(held, index, encoded), entry.decoded_digest)
@@ -142,14 +142,14 @@ class MemoryMap(WeightMap):
         self._holds[index] = entry.decoded_digest
         self._changed[index] = places
 
-    def _decode_ahead(self, held: Held, index: int, encoded: Span) -> None:
+    def _decode_ahead(self, held: Held, index: int, encoded: ByteSpan) -> None:
         is_sparse = held.table.regions[index].codec == "sparse"
         if is_sparse and self._ahead.nbytes <= self.layout.total_bytes // AHEAD_SHARE:
             with suppress(ProtocolError):  # `apply` says so
                 changes = self._decode_sparse(held, index, encoded)
                 self._ahead.put(index, held.table.regions[index].decoded_digest, *changes)
 
-    def _decode_sparse(self, held: Held, index: int, encoded: Span) -> tuple[Places, Words]:
+    def _decode_sparse(self, held: Held, index: int, encoded: ByteSpan) -> tuple[Places, Words]:
         base = self.content(index)
         at, words = decode_changes(held.chunks.encoded(encoded), base)
         beside = np.frombuffer(base, dtype=np.uint8).copy()

@@ -24,10 +24,10 @@ from swarm.broadcast.version.manifest import (
     HEAD_BYTES,
     LAYOUT_BYTES,
     TABLE_BYTES,
+    ByteSpan,
     ChunkTable,
     Head,
     Layout,
-    Span,
     chunk_spans,
     open_head,
     open_table,
@@ -45,7 +45,7 @@ class ChunkFile:
         """Open or create the file. Raise DiskFull if there is no room for it. Blocking: this reads and hashes what the
         file holds, unless the caller has just written all of it (`whole`)."""
         self.path = path
-        self.spans: list[Span] = []
+        self.spans: list[ByteSpan] = []
         self.segments: list[range] = []
         """The chunks of each segment."""
         self.missing = 0
@@ -103,12 +103,12 @@ class ChunkFile:
         assert self.has(index)
         return self._at(self.spans[index]).toreadonly()
 
-    def encoded(self, span: Span) -> memoryview:
+    def encoded(self, span: ByteSpan) -> memoryview:
         """Return a read-only view of any span of the encoded stream. Every chunk that it touches must be held."""
         assert self.complete or self.has_all(self.touched(span))
         return self._at(span).toreadonly()
 
-    def touched(self, span: Span) -> range:
+    def touched(self, span: ByteSpan) -> range:
         """Return the chunks that hold part of a span."""
         end = max(span.start, span.start + span.nbytes - 1)
         return (
@@ -133,7 +133,7 @@ class ChunkFile:
         """Let go of the file. The mapping ends with the last view of a chunk, since one may be half sent."""
         self._view = memoryview(b"")
 
-    def _at(self, span: Span) -> memoryview:
+    def _at(self, span: ByteSpan) -> memoryview:
         return self._view[span.start : span.start + span.nbytes]
 
     def _forget(self, index: int) -> None:

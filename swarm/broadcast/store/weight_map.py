@@ -32,12 +32,12 @@ from swarm.broadcast.version.codec import Buffer, decode_region, encode_region
 from swarm.broadcast.version.manifest import (
     TABLE_BYTES,
     WHOLE,
+    ByteSpan,
     ChunkTable,
     Codec,
     FullRegion,
     Head,
     Layout,
-    Span,
     encoded_spans,
     open_head,
     open_table,
@@ -241,7 +241,7 @@ class WeightMap:
             and self._holds[index] == base.table.regions[index].decoded_digest
         )
 
-    def _apply_region(self, held: HeldVersion, index: int, encoded: Span, redo: int, slot: int) -> None:
+    def _apply_region(self, held: HeldVersion, index: int, encoded: ByteSpan, redo: int, slot: int) -> None:
         beside = self._decoded(held, index, encoded)
         at = slot * self._slot_bytes
         write_at(redo, index.to_bytes(REDO_HEADER_BYTES, "little"), at, self._redo)
@@ -249,7 +249,7 @@ class WeightMap:
         # The redo file now holds all of it: only now may the base be lost.
         self._overwrite(index, beside, held.table.regions[index].decoded_digest)
 
-    def _decoded(self, held: HeldVersion, index: int, encoded: Span) -> Buffer:
+    def _decoded(self, held: HeldVersion, index: int, encoded: ByteSpan) -> Buffer:
         """Return a region of a version, proven. Raise ProtocolError if it is not what the learner signed."""
         span, entry = self.regions[index], held.table.regions[index]
         base = self.content(index) if entry.codec not in WHOLE else None

@@ -220,17 +220,17 @@ class Segment(Message, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class ByteSpan:
     """Bytes from `start` to `start` + `nbytes` of a stream."""
 
     start: int
     nbytes: int
 
 
-def regions_of(layout: Layout) -> list[Span]:
+def regions_of(layout: Layout) -> list[ByteSpan]:
     """Return the regions of a layout: runs of one dtype, frozen or not, cut at about a 1,024th of the whole."""
     size = region_bytes(layout.total_bytes)
-    spans: list[Span] = []
+    spans: list[ByteSpan] = []
     start = at = 0
     kind = layout.tensors[0].dtype, layout.tensors[0].frozen
     for tensor in layout.tensors:
@@ -251,17 +251,17 @@ def frozen_regions(layout: Layout) -> list[bool]:
     return [tensor.frozen for tensor in _first_tensors(layout)]
 
 
-def region_tensors(layout: Layout) -> list[list[tuple[int, Span]]]:
+def region_tensors(layout: Layout) -> list[list[tuple[int, ByteSpan]]]:
     """Return for each region which tensors it holds parts of: their indices, and where in the region each part lies."""
     tensors, at = tensor_spans(layout), 0
-    found: list[list[tuple[int, Span]]] = []
+    found: list[list[tuple[int, ByteSpan]]] = []
     for region in regions_of(layout):
-        parts: list[tuple[int, Span]] = []
+        parts: list[tuple[int, ByteSpan]] = []
         end = region.start + region.nbytes
         while at < len(tensors) and tensors[at].start < end:
             start, last = max(region.start, tensors[at].start), min(end, tensors[at].start + tensors[at].nbytes)
             if last > start:
-                parts.append((at, Span(start=start - region.start, nbytes=last - start)))
+                parts.append((at, ByteSpan(start=start - region.start, nbytes=last - start)))
             if tensors[at].start + tensors[at].nbytes > end:
                 break
             at += 1
@@ -269,20 +269,20 @@ def region_tensors(layout: Layout) -> list[list[tuple[int, Span]]]:
     return found
 
 
-def tensor_spans(layout: Layout) -> list[Span]:
+def tensor_spans(layout: Layout) -> list[ByteSpan]:
     """Return where each tensor lies in the stream."""
     ends = accumulate((tensor.nbytes for tensor in layout.tensors), initial=0)
-    return [Span(start=at, nbytes=tensor.nbytes) for at, tensor in zip(ends, layout.tensors, strict=False)]
+    return [ByteSpan(start=at, nbytes=tensor.nbytes) for at, tensor in zip(ends, layout.tensors, strict=False)]
 
 
-def trained_spans(tensors: Sequence[TensorSpec]) -> list[Span]:
+def trained_spans(tensors: Sequence[TensorSpec]) -> list[ByteSpan]:
     """Return where the tensors lie that are not frozen: the whole stream, or an adapter."""
-    found: list[Span] = []
+    found: list[ByteSpan] = []
     at = 0
     for tensor in tensors:
         if not tensor.frozen:
-            before = found.pop() if found and found[-1].start + found[-1].nbytes == at else Span(start=at, nbytes=0)
-            found.append(Span(start=before.start, nbytes=before.nbytes + tensor.nbytes))
+            before = found.pop() if found and found[-1].start + found[-1].nbytes == at else ByteSpan(start=at, nbytes=0)
+            found.append(ByteSpan(start=before.start, nbytes=before.nbytes + tensor.nbytes))
         at += tensor.nbytes
     return found
 
@@ -301,10 +301,10 @@ def by_expert(layout: Layout, groups: Container[str] = ()) -> Layout:
     return msgspec.structs.replace(layout, tensors=tuple(matrices))
 
 
-def encoded_spans(table: ChunkTable) -> list[Span]:
+def encoded_spans(table: ChunkTable) -> list[ByteSpan]:
     """Return where the encoding of each region lies in the encoded stream."""
     ends = accumulate((entry.encoded_bytes for entry in table.regions), initial=0)
-    return [Span(start=at, nbytes=entry.encoded_bytes) for at, entry in zip(ends, table.regions, strict=False)]
+    return [ByteSpan(start=at, nbytes=entry.encoded_bytes) for at, entry in zip(ends, table.regions, strict=False)]
 
 
 def needs_base(table: ChunkTable) -> bool:
@@ -330,7 +330,7 @@ def region_bytes(total_bytes: int) -> int:
     return min(MAX_REGION_BYTES, max(MIN_REGION_BYTES, -(-aimed // 8) * 8))
 
 
-def chunk_spans(table: ChunkTable) -> list[list[Span]]:
+def chunk_spans(table: ChunkTable) -> list[list[ByteSpan]]:
     """Return for each segment where its chunks lie in the encoded stream."""
     found, start, region = [], 0, 0
     for count in table.cuts:
@@ -408,7 +408,7 @@ def open_table(data: bytes, head: Head, layout: Layout) -> ChunkTable:
     return table
 
 
-def _check_entries(table: ChunkTable, spans: list[Span], base: VersionId | None, version: VersionId) -> None:
+def _check_entries(table: ChunkTable, spans: list[ByteSpan], base: VersionId | None, version: VersionId) -> None:
     """Raise ProtocolError unless a table can describe these regions."""
     if len(table.regions) != len(spans) or sum(table.cuts) != len(spans) or 0 in table.cuts:
         raise ProtocolError("the chunk table does not fit the layout")
@@ -438,8 +438,8 @@ def _first_tensors(layout: Layout) -> list[TensorSpec]:
     return found
 
 
-def _cut(start: int, end: int, size: int) -> list[Span]:
-    return [Span(start=at, nbytes=min(size, end - at)) for at in range(start, end, size)]
+def _cut(start: int, end: int, size: int) -> list[ByteSpan]:
+    return [ByteSpan(start=at, nbytes=min(size, end - at)) for at in range(start, end, size)]
 
 
 def _matrices(tensor: TensorSpec, shapes: dict[str, tuple[int, ...]]) -> list[TensorSpec]:

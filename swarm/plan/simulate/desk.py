@@ -26,7 +26,7 @@ SCORE = Score(reward=0.0, exact=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LeasedSample:
     """One sample of a lease. `share` in [0, 1), from its seed, is its place in the distribution of lengths."""
 
     lease: Lease
@@ -46,7 +46,7 @@ class Question:
     at_once: int
     answer_s: float
     asked_at: float
-    given: Callable[[list[Job]], None]
+    given: Callable[[list[LeasedSample]], None]
 
     @property
     def case(self) -> tuple[float, int, bool]:
@@ -101,7 +101,7 @@ class Desk:
         if waiting is not None and waiting.get(question.node) is question:
             del waiting[question.node]
 
-    def submit(self, node: NodeId, job: Job, *, version: int, failed: bool = False, now: float) -> None:
+    def submit(self, node: NodeId, job: LeasedSample, *, version: int, failed: bool = False, now: float) -> None:
         """Hand in what `version` made of `job`."""
         rollout = _rollout(job, version, failed=failed)
         judged, *rest = self.plane.submit(node, Answer(rollout, job.attempt), now=now, fault="")
@@ -192,9 +192,9 @@ class Desk:
                 self.counts.discarded += effect.rollouts
 
 
-def _job(lease: Lease, place: int) -> Job:
+def _job(lease: Lease, place: int) -> LeasedSample:
     spec = lease.samples[place]
-    return Job(lease, spec.index, spec.attempt, spec.seed / (1 << 63))
+    return LeasedSample(lease, spec.index, spec.attempt, spec.seed / (1 << 63))
 
 
 @cache
@@ -202,7 +202,7 @@ def _prompt(_: int) -> Prompt:
     return Prompt(prompt_id="p", text="", answer="", token_ids=(1,))
 
 
-def _rollout(job: Job, version: int, *, failed: bool) -> Rollout:
+def _rollout(job: LeasedSample, version: int, *, failed: bool) -> Rollout:
     if failed:
         return Rollout(job.lease.group_id, job.index, b"", b"", (), "failed", "simulated")
     length = 1 + int(job.share * (COARSE_TOKENS - 1))

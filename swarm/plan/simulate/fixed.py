@@ -9,7 +9,7 @@ from random import Random
 
 from swarm.pay.fleet import Demand, Worker
 from swarm.plan.simulate.desk import Desk
-from swarm.plan.simulate.learner import CapacityFigures, Learner, Tally, figures_between, tally_of
+from swarm.plan.simulate.learner import CapacityFigures, SimulatedLearner, StepSums, figures_between, tally_of
 from swarm.plan.simulate.sampler import Occupancy, Sampler
 from swarm.plan.simulate.world import World
 
@@ -44,7 +44,7 @@ class FixedRun:
         self.world = World(Random(seed))
         self.desk = Desk(demand, seed=seed)
         self.occupancy = Occupancy()
-        self.learner = Learner(demand, world=self.world, desk=self.desk, publish=self._publish)
+        self.learner = SimulatedLearner(demand, world=self.world, desk=self.desk, publish=self._publish)
         self._install_s = install_s
         self._samplers = [
             Sampler(
@@ -65,7 +65,7 @@ class FixedRun:
         """Run until `steps` steps are done, or nothing is left that could happen."""
         self.world.run_until(lambda: self.learner.steps >= steps)
 
-    def tally(self) -> Tally:
+    def tally(self) -> StepSums:
         return tally_of(self.learner, self.desk, self.occupancy, now=self.world.now)
 
     def _publish(self, version: int) -> None:

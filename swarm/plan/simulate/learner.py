@@ -44,7 +44,7 @@ class CapacityFigures:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class StepSums:
     """Sums up to a moment; figures come from the difference of two."""
 
     at: float = 0.0
@@ -55,7 +55,7 @@ class Tally:
     used_s: float = 0.0
 
 
-class Learner:
+class SimulatedLearner:
     """Batches, steps and publications. `publish` is called with each version, `taken` with each batch and the seconds
     that the learner waited for it."""
 
@@ -105,11 +105,11 @@ class Learner:
         self.look()
 
 
-def tally_of(learner: Learner, desk: Desk, occupancy: Occupancy, *, now: float) -> Tally:
+def tally_of(learner: SimulatedLearner, desk: Desk, occupancy: Occupancy, *, now: float) -> StepSums:
     """Return all sums as they are now."""
     occupancy.change(now=now)
     waited_s = 0.0 if learner.waiting_since is None else now - learner.waiting_since
-    return Tally(
+    return StepSums(
         at=now,
         steps=learner.steps,
         idle_s=learner.idle_s + waited_s,
@@ -119,7 +119,7 @@ def tally_of(learner: Learner, desk: Desk, occupancy: Occupancy, *, now: float) 
     )
 
 
-def figures_between(before: Tally, after: Tally, demand: Demand, digest: str) -> CapacityFigures:
+def figures_between(before: StepSums, after: StepSums, demand: Demand, digest: str) -> CapacityFigures:
     """Return what was measured between two moments, either of which may be within a step."""
     was, now = before.counts, after.counts
     passed_s, idle_s = after.at - before.at, after.idle_s - before.idle_s

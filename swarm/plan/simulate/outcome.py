@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from swarm.pay.cost import CostFigures
 from swarm.pay.prices import HOUR_S
 from swarm.plan.simulate.downloads import Traffic
-from swarm.plan.simulate.learner import CapacityFigures, Tally
+from swarm.plan.simulate.learner import CapacityFigures, StepSums
 
 LEARNER = "learner"  # The class of the learner's own costs
 
@@ -59,7 +59,7 @@ class SwarmFigures:
 class Sums:
     """All sums at one moment. `moments` counts the timeline's moments until then."""
 
-    tally: Tally
+    tally: StepSums
     costs: CostFigures
     traffic: Traffic
     moments: int

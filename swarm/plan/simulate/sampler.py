@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from swarm.pay.fleet import Lengths, Worker, mean_longest
-from swarm.plan.simulate.desk import Desk, Job, Question
+from swarm.plan.simulate.desk import Desk, LeasedSample, Question
 from swarm.plan.simulate.world import World
 from swarm.types import NodeId
 
@@ -81,7 +81,7 @@ class Sampler:
         self._fates = fates or Random(0)
         self._question: Question | None = None
         self._running = 0
-        self._queued: list[Job] = []
+        self._queued: list[LeasedSample] = []
 
     @property
     def idle(self) -> bool:
@@ -153,7 +153,7 @@ class Sampler:
             self._desk.withdraw(self._question)
             self._question = None
 
-    def _given(self, jobs: list[Job]) -> None:
+    def _given(self, jobs: list[LeasedSample]) -> None:
         self._question = None
         if self.worker.lockstep:
             self._queued = jobs
@@ -170,7 +170,7 @@ class Sampler:
             self._use(len(jobs))
             self._later(max(self._length(job) for job in jobs) * self._token_s, jobs)
 
-    def _later(self, duration_s: float, jobs: list[Job]) -> None:
+    def _later(self, duration_s: float, jobs: list[LeasedSample]) -> None:
         version = self.installed
         assert version is not None
         failed = self._failing > 0 and self._fates.random() < self._failing
@@ -178,7 +178,7 @@ class Sampler:
             duration_s *= self._fates.random()
         self._world.schedule(duration_s, "rollout", lambda: self._finish(jobs, version, failed))
 
-    def _finish(self, jobs: list[Job], version: int, failed: bool) -> None:
+    def _finish(self, jobs: list[LeasedSample], version: int, failed: bool) -> None:
         if not self.alive:
             return
         self._use(-len(jobs))
@@ -192,7 +192,7 @@ class Sampler:
         self._ask()
         self._over()
 
-    def _length(self, job: Job) -> float:
+    def _length(self, job: LeasedSample) -> float:
         return self._lengths.tokens[int(job.share * len(self._lengths.tokens))]
 
     def _use(self, places: int) -> None:

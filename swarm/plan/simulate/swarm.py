@@ -35,11 +35,11 @@ from swarm.pay.selection import Rules
 from swarm.plan.scenario import Departure, Scenario, deltas_to, demand_of, lengths_of
 from swarm.plan.simulate.desk import BEAT_S, Desk
 from swarm.plan.simulate.downloads import Weights
-from swarm.plan.simulate.learner import Learner, figures_between, tally_of, warmup_steps
+from swarm.plan.simulate.learner import SimulatedLearner, figures_between, tally_of, warmup_steps
 from swarm.plan.simulate.machines import Costs, Node, nodes_of
 from swarm.plan.simulate.outcome import Happened, Settings, Sums, SwarmFigures, figures_of
 from swarm.plan.simulate.sampler import Occupancy, Sampler
-from swarm.plan.simulate.timeline import POINTS, Mark, Moment, StepTaken, Timeline
+from swarm.plan.simulate.timeline import POINTS, Mark, Moment, SimulatedTimeline, StepTaken
 from swarm.plan.simulate.world import World
 from swarm.rollout.plane.nodes import MISSED_BEATS
 from swarm.types import NodeId, Rollout
@@ -165,7 +165,7 @@ class CapacitySimulation:
     ) -> None:
         self.scenario = scenario
         self.settings = settings
-        self.timeline = Timeline()
+        self.timeline = SimulatedTimeline()
         self.world = World(Random(f"world {seed}"))
         self._fates = Random(f"fates {seed}")
         self._tell = tell
@@ -187,7 +187,7 @@ class CapacitySimulation:
             moved=self.costs.moved,
             installed=self._installed,
         )
-        self.learner = Learner(
+        self.learner = SimulatedLearner(
             self._demand, world=self.world, desk=self.desk, publish=self.weights.publish, taken=self._taken
         )
         self._end_s = settings.hours * HOUR_S

@@ -47,7 +47,7 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Timeline:
+class SimulatedTimeline:
     """Everything in order of time."""
 
     steps: list[StepTaken] = field(default_factory=list)

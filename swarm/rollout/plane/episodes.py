@@ -17,10 +17,10 @@ from swarm.types import (
     MAX_PARTS,
     MAX_SEATS,
     MAX_TOKENS,
+    EpisodeProgress,
     GroupId,
     NodeId,
     Observed,
-    Progress,
     Rollout,
     Score,
     Span,
@@ -43,7 +43,7 @@ class EpisodeRules:
 
 
 @dataclass(slots=True)
-class Stream:
+class PlayerStream:
     """What one player has read and said, after the prompt if it is the first one."""
 
     token_ids: bytearray = field(default_factory=bytearray)
@@ -85,7 +85,7 @@ class Episode:
     thinking: bool = False
     said: Observed = field(default_factory=Observed)
     drawn: list[tuple[int, NodeId, Rollout]] = field(default_factory=list)
-    streams: list[Stream] = field(default_factory=lambda: [Stream()])
+    streams: list[PlayerStream] = field(default_factory=lambda: [PlayerStream()])
     score: Score = field(default_factory=lambda: NOTHING)
     oldest: int | None = None
 
@@ -103,10 +103,10 @@ class Episode:
         """Who drew its turns, in order."""
         return [node for _, node, _ in self.drawn]
 
-    def progress(self, rules: EpisodeRules) -> Progress:
+    def progress(self, rules: EpisodeRules) -> EpisodeProgress:
         """Return what a sampler needs to draw the next turn."""
         streams = tuple(bytes(one.token_ids) for one in self.streams) if self.begun else ()
-        return Progress(max_tokens=rules.max_tokens, turn=self.turn, seat=self.seat, streams=streams)
+        return EpisodeProgress(max_tokens=rules.max_tokens, turn=self.turn, seat=self.seat, streams=streams)
 
     def tokens_left(self, rules: EpisodeRules) -> int:
         return rules.max_tokens - self.streams[self.seat].length
@@ -177,10 +177,10 @@ class Episode:
         parts = {**self.score.parts, **{f"reward_of_player_{seat + 1}": returns[seat] for seat in others}}
         return structs.replace(self.score, reward=returns[first], parts=dict([*parts.items()][:MAX_PARTS]))
 
-    def _stream(self, seat: int) -> Stream:
+    def _stream(self, seat: int) -> PlayerStream:
         assert seat < MAX_SEATS
         while len(self.streams) <= seat:
-            self.streams.append(Stream())
+            self.streams.append(PlayerStream())
         return self.streams[seat]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from swarm.broadcast.forest.planner import PeerProfile, Plan, PlanOf, Tree, plan_of, slots_of
+from swarm.broadcast.forest.planner import PeerProfile, PlanOf, Tree, VersionPlan, plan_of, slots_of
 from swarm.types import NodeId
 
 ARITIES = {"chain": 1, "tree": 2}
@@ -20,11 +20,13 @@ def planner_named(scheme: str | None) -> PlanOf:
     return partial(plan_of, scheme=scheme)  # type: ignore[arg-type]
 
 
-def _narrow_plan(scheme: str, learner: PeerProfile, peers: Sequence[PeerProfile], encoded_bytes: int) -> Plan:
+def _narrow_plan(scheme: str, learner: PeerProfile, peers: Sequence[PeerProfile], encoded_bytes: int) -> VersionPlan:
     """A star's plan, chunk size included, with another tree."""
     star = plan_of(learner, peers, encoded_bytes, scheme="star")
     tree = _narrow(learner.node, list(star.peers.values()), ARITIES[scheme])
-    return Plan(scheme=scheme, chunk_bytes=star.chunk_bytes, learner=star.learner, peers=star.peers, trees=(tree,))
+    return VersionPlan(
+        scheme=scheme, chunk_bytes=star.chunk_bytes, learner=star.learner, peers=star.peers, trees=(tree,)
+    )
 
 
 def _narrow(learner: NodeId, peers: Sequence[PeerProfile], arity: int) -> Tree:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import PeerProfile, Plan, Relief, repaired
+from swarm.broadcast.forest.planner import PeerProfile, Relief, VersionPlan, repaired
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import Behind, Courier, Have, Note, Recall, Send, Want
@@ -110,7 +110,7 @@ class BroadcastSwarm:
         self.learner = learner
         profiles = [peer.profile for peer in peers]
         plan = planner_named(scheme)(learner.profile, profiles, size_bytes)
-        self.plan: Plan = replace(plan, chunk_bytes=chunk_bytes or plan.chunk_bytes)
+        self.plan: VersionPlan = replace(plan, chunk_bytes=chunk_bytes or plan.chunk_bytes)
         self.chunk_bytes = self.plan.chunk_bytes
         self.size_bytes = size_bytes
         self.count = -(-size_bytes // self.chunk_bytes)
@@ -217,11 +217,11 @@ class BroadcastSwarm:
         self._tell_changes(before)
         self._link_later([host.node])
 
-    def _replan(self, plan: Plan) -> None:
+    def _replan(self, plan: VersionPlan) -> None:
         before, self.plan = self.plan, plan
         self._tell_changes(before)
 
-    def _tell_changes(self, before: Plan) -> None:
+    def _tell_changes(self, before: VersionPlan) -> None:
         """Everybody whose routes changed hears of it one way later; new links are up after a handshake."""
         changed = [node for node in self.members if _place(self.plan, node) != _place(before, node)]
         for node in changed:
@@ -360,7 +360,7 @@ class BroadcastSwarm:
         return self.delivered(not_for)
 
 
-def _place(plan: Plan, node: NodeId) -> tuple[object, ...]:
+def _place(plan: VersionPlan, node: NodeId) -> tuple[object, ...]:
     routes = plan.routes_of(node)
     return routes.parents, routes.children
 

@@ -18,7 +18,6 @@ from swarm.errors import ProtocolError
 from swarm.gossip.membership import Membership
 from swarm.gossip.records import (
     Appeared,
-    Call,
     Died,
     Doubled,
     Effect,
@@ -29,6 +28,7 @@ from swarm.gossip.records import (
     HeadLearned,
     LeafGone,
     Owner,
+    Post,
     Rejected,
     Wake,
     open_record,
@@ -238,7 +238,7 @@ class GossipNode:
     def _perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Call():
+                case Post():
                     self._call(effect)
                 case Greet():
                     self._greet()
@@ -272,7 +272,7 @@ class GossipNode:
         reply((answer, nbytes), nbytes)
         return []
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: Post) -> None:
         message = self.liar.call(call.message)
         nbytes = len(encode(message)) + REQUEST_BYTES
         target = self.swarm.at(call.address)

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from swarm.audit.auditing import NEW_TIME_SHARE, TIME_SHARE, Auditing, barred_in, evidence_in, measured_classes
-from swarm.audit.auditor import ANY, FIRST_ROLLOUTS, NEW_ROLLOUTS, Auditor, Limits
+from swarm.audit.auditor import ANY, FIRST_ROLLOUTS, NEW_ROLLOUTS, Auditor, ErrorLimits
 from swarm.cli.runs import _audit_lines
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
@@ -22,7 +22,7 @@ from swarm.rollout.plane.groups import Group
 from swarm.types import NodeId, Observed, Span
 from tests.builders import ALICE, BOB, STOP, answering, ask, ints, new_plane, rollout, submit_and_score, v
 
-EXACT = Limits(bias=0.0005, size=0.001, margin=0.0005, sum=1.0)
+EXACT = ErrorLimits(bias=0.0005, size=0.001, margin=0.0005, sum=1.0)
 CLASSES = {"exact": EXACT, "transformers/float32/cpu": EXACT}
 
 

@@ -18,14 +18,14 @@ from swarm.audit.auditor import (
     NEW_ROLLOUTS,
     Auditor,
     Caught,
+    ErrorLimits,
     Finding,
-    Limits,
 )
 from swarm.types import NodeId
 from tests.builders import ALICE, BOB
 
 TOKENS = 16
-EXACT = Limits(bias=0.0005, size=0.001, margin=0.0005, sum=1.0)
+EXACT = ErrorLimits(bias=0.0005, size=0.001, margin=0.0005, sum=1.0)
 CLASSES = {"exact": EXACT, "half": HALF}
 EACH = [EXACT, HALF, ANY]
 Lie = Callable[[int, np.random.Generator], Finding]
@@ -44,7 +44,7 @@ def finding(*, errors: object = 0.0, margins: object = 0.0, side: int = 0) -> Fi
     return Finding(errors=next(both), margins=next(both), side=side)
 
 
-def until_caught(lie: Lie, limits: Limits, most: int, seed: int = 0) -> Caught | None:
+def until_caught(lie: Lie, limits: ErrorLimits, most: int, seed: int = 0) -> Caught | None:
     auditor, draw = new_auditor(), np.random.default_rng(seed)
     for number in range(most):
         if (caught := auditor.add(ALICE, limits, lie(number, draw))) is not None:
@@ -52,7 +52,7 @@ def until_caught(lie: Lie, limits: Limits, most: int, seed: int = 0) -> Caught |
     return None
 
 
-def rollouts_for(mean: float, limit: float, limits: Limits) -> int:
+def rollouts_for(mean: float, limit: float, limits: ErrorLimits) -> int:
     """The formula of the docstring, in whole rollouts."""
     return max(MIN_ROLLOUTS, ceil(limits.sum / (mean - limit) / TOKENS))
 
@@ -60,7 +60,9 @@ def rollouts_for(mean: float, limit: float, limits: Limits) -> int:
 @pytest.mark.parametrize("limits", EACH)
 @pytest.mark.parametrize("direction", [1, -1])
 @pytest.mark.parametrize("times", [2, 4])
-def test_a_shift_of_log_probs_is_caught_as_soon_as_the_formula_says(limits: Limits, direction: int, times: int) -> None:
+def test_a_shift_of_log_probs_is_caught_as_soon_as_the_formula_says(
+    limits: ErrorLimits, direction: int, times: int
+) -> None:
     shift = times * limits.bias
     caught = until_caught(lambda n, draw: finding(errors=direction * shift), limits, 2000)
     assert caught is not None
@@ -71,7 +73,7 @@ def test_a_shift_of_log_probs_is_caught_as_soon_as_the_formula_says(limits: Limi
 
 
 @pytest.mark.parametrize("limits", EACH)
-def test_a_shift_that_cancels_out_is_caught_by_the_rewards_or_the_halves(limits: Limits) -> None:
+def test_a_shift_that_cancels_out_is_caught_by_the_rewards_or_the_halves(limits: ErrorLimits) -> None:
     shift = 3 * limits.bias
     halves = np.repeat([shift, -shift], TOKENS // 2)
     by_side = until_caught(lambda n, draw: finding(errors=shift * (-1) ** n, side=(-1) ** n), limits, 2000)
@@ -84,7 +86,7 @@ def test_a_shift_that_cancels_out_is_caught_by_the_rewards_or_the_halves(limits:
 
 
 @pytest.mark.parametrize("limits", [EXACT, HALF])
-def test_noise_that_cancels_out_is_caught_by_its_size(limits: Limits) -> None:
+def test_noise_that_cancels_out_is_caught_by_its_size(limits: ErrorLimits) -> None:
     alternating = 2 * limits.size * (-1.0) ** np.arange(TOKENS)
     caught = until_caught(lambda n, draw: finding(errors=alternating), limits, 2000)
     assert caught is not None
@@ -93,7 +95,7 @@ def test_noise_that_cancels_out_is_caught_by_its_size(limits: Limits) -> None:
 
 @pytest.mark.parametrize("limits", EACH)
 @pytest.mark.parametrize("seed", range(2))
-def test_tokens_that_were_not_drawn_are_caught(limits: Limits, seed: int) -> None:
+def test_tokens_that_were_not_drawn_are_caught(limits: ErrorLimits, seed: int) -> None:
     """A third of the tokens is replaced by others, which miss by two nats in the mean."""
 
     def lie(number: int, draw: np.random.Generator) -> Finding:
@@ -105,7 +107,7 @@ def test_tokens_that_were_not_drawn_are_caught(limits: Limits, seed: int) -> Non
 
 
 @pytest.mark.parametrize("limits", EACH)
-def test_honest_samplers_are_never_caught(limits: Limits) -> None:
+def test_honest_samplers_are_never_caught(limits: ErrorLimits) -> None:
     """Twenty thousand rollouts at a fifth of every limit, with errors that vary as much as those of real engines."""
     auditor, draw = new_auditor(), np.random.default_rng(0)
     spread = limits.size / 5 / 0.8  # The mean magnitude of a normal number is 0.8 of its spread
@@ -116,7 +118,7 @@ def test_honest_samplers_are_never_caught(limits: Limits) -> None:
 
 
 @pytest.mark.parametrize("limits", EACH)
-def test_what_stays_below_the_limits_is_never_caught(limits: Limits) -> None:
+def test_what_stays_below_the_limits_is_never_caught(limits: ErrorLimits) -> None:
     below = finding(errors=0.99 * min(limits.bias, limits.size), margins=0.99 * limits.margin, side=1)
     assert until_caught(lambda n, draw: below, limits, 10_000) is None
 

@@ -24,7 +24,7 @@ from swarm.broadcast.store.store import KEEP_VERSIONS, HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.version.manifest import DELTAS
 from swarm.errors import PeerUnreachable
-from swarm.net.client import Busy, Gone, Peer, PeerClient, guard
+from swarm.net.client import Busy, Gone, HttpPeer, PeerClient, guard
 from swarm.net.links import Station
 from swarm.net.pace import Pace
 from swarm.net.server import NodeServer
@@ -133,7 +133,7 @@ class Receiver:
         self.weights.apply(hand_over(self.store, version))
 
     async def catch_up(
-        self, target: HeldVersion, *sources: Peer, learner: Peer | None = None, patient: bool = False
+        self, target: HeldVersion, *sources: HttpPeer, learner: HttpPeer | None = None, patient: bool = False
     ) -> None:
         pool = self._net.pool
         await catch_up(self.store, self.weights, target, sources, learner=learner, patient=patient, pool=pool)
@@ -357,7 +357,7 @@ async def test_a_patient_node_leaves_the_learner_alone_while_its_peers_answer(
 class Hesitant:
     """A peer that asks for a long pause, once."""
 
-    def __init__(self, peer: Peer, retry_after_s: float) -> None:
+    def __init__(self, peer: HttpPeer, retry_after_s: float) -> None:
         self._peer, self._busy = peer, [Busy("not now", retry_after_s)]
 
     async def get(self, path: str, *, cap_bytes: int, timeout_s: float, **rest: Any) -> bytes:

@@ -20,9 +20,9 @@ from swarm.broadcast import catchup, neighbours
 from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, forwarders_of, parts_of
 from swarm.broadcast.catchup import Download, Piece, catch_up
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.forest.planner import STRIPES, PeerProfile, Plan, Planning, Uplinks, forest_of, slots_of
+from swarm.broadcast.forest.planner import STRIPES, PeerProfile, Planning, Uplinks, VersionPlan, forest_of, slots_of
 from swarm.broadcast.mesh.forwarder import Forwarder
-from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Kind, Member, Roster, Routing
+from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Member, NoteKind, Roster, Routing
 from swarm.broadcast.receiver import Receiver
 from swarm.broadcast.service import BroadcastService, Spreading
 from swarm.broadcast.store.base_model import BaseModel
@@ -39,7 +39,7 @@ from swarm.broadcast.transfers import (
 )
 from swarm.broadcast.version.manifest import TABLE_BYTES
 from swarm.errors import PeerUnreachable, ProtocolError
-from swarm.net.client import Peer, PeerClient, Progress
+from swarm.net.client import HttpPeer, PeerClient, Progress
 from swarm.net.hosts import is_dialable
 from swarm.net.links import NO_VERSION, Station
 from swarm.net.pace import Pace
@@ -127,7 +127,7 @@ def test_routes_of_a_node_with_as_many_children_as_can_be_fit_into_their_frame()
     hub, *others = profiles
     learner = PeerProfile(node=NodeId("learner"), public=True, uplink_bytes_per_s=1e6)
     tree = {hub: learner.node, **dict.fromkeys(others, hub)}
-    plan = Plan(scheme="forest", chunk_bytes=1 << 16, learner=learner, peers=profiles, trees=(tree,) * 16)
+    plan = VersionPlan(scheme="forest", chunk_bytes=1 << 16, learner=learner, peers=profiles, trees=(tree,) * 16)
     routing = decode(encode(plan.routes_of(hub)), Routing, cap_bytes=ROUTES_BYTES)
     assert {len(row) for row in routing.children} == {MAX_MEMBERS}
 
@@ -186,7 +186,7 @@ def test_an_accomplice_makes_a_node_faster_by_one_version_a_transfer_at_most(
 # -- whom a node asks -----------------------------------------------------------------------------------------
 
 
-async def ask(peer: Peer, progress: Progress) -> bytes:
+async def ask(peer: HttpPeer, progress: Progress) -> bytes:
     return await peer.get("/", cap_bytes=1, timeout_s=60.0, progress=progress)
 
 
@@ -566,11 +566,11 @@ class Hears:
 
 @pytest.mark.parametrize(
     ("sender", "kind", "goes_on"),
-    [(ALICE, Kind.FRESH, True), (BOB, Kind.FRESH, False), (KEY.node_id, Kind.COPY, False)],
+    [(ALICE, NoteKind.FRESH, True), (BOB, NoteKind.FRESH, False), (KEY.node_id, NoteKind.COPY, False)],
     ids=["parent", "another child", "learner, on a new link"],
 )
 async def test_in_trees_a_part_of_a_table_goes_on_once_from_its_parent_to_its_children(
-    hearer: Hearer, first: HeldVersion, sender: NodeId, kind: Kind, goes_on: bool
+    hearer: Hearer, first: HeldVersion, sender: NodeId, kind: NoteKind, goes_on: bool
 ) -> None:
     version, span = first.head.version, parts_of(len(first.table_bytes))[0]
     mine, other = Hears(), Hears()
@@ -581,7 +581,7 @@ async def test_in_trees_a_part_of_a_table_goes_on_once_from_its_parent_to_its_ch
     part = first.table_bytes[span.start : span.start + span.nbytes]
     for _ in range(3):
         hearer.receiver._on_frame(sender, Frame(TABLE, len(part), version, int(kind), 0), part)
-    assert mine.sent == ([(TABLE, Kind.FRESH, 0)] if goes_on else [])
+    assert mine.sent == ([(TABLE, NoteKind.FRESH, 0)] if goes_on else [])
     assert other.sent == []
     hearer.receiver._transfers.links.clear()
 

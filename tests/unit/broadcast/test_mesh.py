@@ -11,7 +11,7 @@ import pytest
 from swarm.broadcast.mesh import seeder as seeder_module
 from swarm.broadcast.mesh.forwarder import Forwarder, Window
 from swarm.broadcast.mesh.seeder import Seeder
-from swarm.broadcast.notes import Complete, Courier, Credit, Have, Kind, Send, Want, has_bit, set_bit
+from swarm.broadcast.notes import Complete, Courier, Credit, Have, NoteKind, Send, Want, has_bit, set_bit
 from swarm.types import NodeId
 
 SEEDER = NodeId("seeder")
@@ -166,16 +166,16 @@ def test_a_peer_that_wants_what_one_lacks_gets_nothing_and_breaks_nothing() -> N
 
 def test_fresh_chunks_count_only_from_the_seeder() -> None:
     relay = forwarder(10, A, B)
-    relay.arrived(A, 3, Kind.FRESH, None, now=0.0)
+    relay.arrived(A, 3, NoteKind.FRESH, None, now=0.0)
     assert relay.next_for(B, now=0.0) is None
 
 
 def test_a_complete_child_is_sent_no_copies() -> None:
     relay = forwarder(10, SEEDER, A, B)
     relay.heard(B, Complete(), now=0.0)
-    relay.arrived(SEEDER, 3, Kind.FRESH, None, now=0.0)
+    relay.arrived(SEEDER, 3, NoteKind.FRESH, None, now=0.0)
     assert relay.next_for(B, now=0.0) is None
-    assert relay.next_for(A, now=0.0) == Send(3, Kind.COPY)
+    assert relay.next_for(A, now=0.0) == Send(3, NoteKind.COPY)
 
 
 @pytest.mark.parametrize(("children", "slow"), [(4, 1), (7, 3)])
@@ -189,7 +189,7 @@ def test_links_that_are_slow_do_not_keep_their_relay_to_their_pace(children: int
         while isinstance(note := relay.next_for(SEEDER, now=now), Credit):
             credit += note.copies
         for _ in range(min(credit, 2)):
-            relay.arrived(SEEDER, index, Kind.FRESH, None, now=now)
+            relay.arrived(SEEDER, index, NoteKind.FRESH, None, now=now)
             index, credit = index + 1, credit - 1
         for peer in peers:
             for _ in range(2 if peer not in peers[:slow] else step % 2):
@@ -216,7 +216,7 @@ def dealt_to(seeder: Seeder, name: str, *, now: float) -> list[int]:
     found: list[int] = []
     while (send := seeder.next_for(NodeId(name), now=now)) is not None:
         if isinstance(send, Send):
-            found += [send.index] if send.kind is Kind.FRESH else []
+            found += [send.index] if send.kind is NoteKind.FRESH else []
             seeder.sent(NodeId(name), send, now=now)
     return found
 
@@ -265,7 +265,7 @@ def test_a_segment_is_dealt_when_all_of_the_one_before_is() -> None:
     assert isinstance(first.next_for(peer, now=0.0), Send)
     assert second.next_for(peer, now=0.0) is None
     first.heard(peer, Credit(copies=2, forwards=0, epoch=0, copied=(0,)), now=0.1)
-    assert second.next_for(peer, now=0.1) == Send(0, Kind.FRESH)
+    assert second.next_for(peer, now=0.1) == Send(0, NoteKind.FRESH)
 
 
 def test_after_a_restart_a_chunk_is_passed_over_once_however_often_peers_say_what_they_hold(
@@ -290,7 +290,7 @@ def test_after_a_restart_a_chunk_is_passed_over_once_however_often_peers_say_wha
         seeder.heard(noisy, Have(bitmap=bytes(held) + b"\xff" * 100), now=0.0)
     assert looked_at < 3 * count
     seeder.heard(honest, Credit(copies=1, forwards=0, epoch=0), now=0.0)
-    assert seeder.next_for(honest, now=0.0) == Send(count // 2, Kind.FRESH)
+    assert seeder.next_for(honest, now=0.0) == Send(count // 2, NoteKind.FRESH)
     seeder.heard(noisy, Complete(), now=0.0)
     assert not seeder._undealt
     assert looked_at < 4 * count

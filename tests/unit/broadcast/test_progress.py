@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-from swarm.broadcast.receiver import Progress
+from swarm.broadcast.receiver import VersionProgress
 from swarm.broadcast.transfers import Transfers
 from tests.builders import v
 
 MIN_S = 0.001
 
 
-def progress_of(missing: Iterator[int]) -> Progress:
+def progress_of(missing: Iterator[int]) -> VersionProgress:
     """Of one transfer, of which so many chunks are missing whenever somebody looks."""
 
     class Chunks:
@@ -23,7 +23,7 @@ def progress_of(missing: Iterator[int]) -> Progress:
             return next(missing)
 
     transfer: Any = SimpleNamespace(held=SimpleNamespace(chunks=Chunks()))
-    return Progress(cast(Transfers, SimpleNamespace(active={v(1): transfer}, links={})))
+    return VersionProgress(cast(Transfers, SimpleNamespace(active={v(1): transfer}, links={})))
 
 
 async def test_a_transfer_of_which_no_chunk_comes_is_waited_for_no_longer() -> None:

@@ -401,7 +401,6 @@ async def test_a_learner_that_was_restarted_is_told_of_them_again(world: World, 
     await until(lambda: again.holders() == {"0.0": 1})
 
 
-
 async def test_the_learner_counts_who_caught_up_by_deltas(world: World) -> None:
     """They lead through the versions between."""
     learner = await world.learner()

@@ -14,7 +14,7 @@ import pytest
 
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.mesh.seeder import Seeder
-from swarm.broadcast.notes import Complete, Courier, Have, Kind, Note, Want
+from swarm.broadcast.notes import Complete, Courier, Have, Note, NoteKind, Want
 from swarm.broadcast.store.store import ChunkFile, HeldVersion
 from swarm.broadcast.transfers import (
     CHUNK,
@@ -131,7 +131,7 @@ class Stranger(Place):
         body = encode(note)
         self.give(Outgoing(Frame(NOTE, len(body), v(version)).pack(), body))
 
-    def sends(self, index: int, payload: bytes, *, version: int = 0, kind: int = Kind.FRESH) -> None:
+    def sends(self, index: int, payload: bytes, *, version: int = 0, kind: int = NoteKind.FRESH) -> None:
         self.give(chunk_frame(index, payload, version=version, kind=kind))
 
     def chunks(self) -> list[tuple[int, bytes]]:
@@ -141,7 +141,7 @@ class Stranger(Place):
         return [read_note(memoryview(payload)) for frame, payload in self.came if frame.type == NOTE]
 
 
-def chunk_frame(index: int, payload: bytes, *, version: int = 0, kind: int = Kind.FRESH) -> Outgoing:
+def chunk_frame(index: int, payload: bytes, *, version: int = 0, kind: int = NoteKind.FRESH) -> Outgoing:
     return Outgoing(Frame(CHUNK, len(payload), v(version), kind, index).pack(), payload, lambda: None)
 
 
@@ -240,13 +240,13 @@ def flipped(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("index", "payload", "kind", "reason"),
     [
-        (3, flipped(chunk_of(3)), Kind.FRESH, "digest"),
-        (3, chunk_of(4), Kind.FRESH, "digest"),
-        (3, chunk_of(3)[:-1], Kind.FRESH, "shape"),
-        (3, chunk_of(3) + b"x", Kind.FRESH, "shape"),
-        (COUNT - 1, chunk_of(3), Kind.FRESH, "shape"),
-        (COUNT, chunk_of(3), Kind.FRESH, "shape"),
-        (2**32 - 1, chunk_of(3), Kind.FRESH, "shape"),
+        (3, flipped(chunk_of(3)), NoteKind.FRESH, "digest"),
+        (3, chunk_of(4), NoteKind.FRESH, "digest"),
+        (3, chunk_of(3)[:-1], NoteKind.FRESH, "shape"),
+        (3, chunk_of(3) + b"x", NoteKind.FRESH, "shape"),
+        (COUNT - 1, chunk_of(3), NoteKind.FRESH, "shape"),
+        (COUNT, chunk_of(3), NoteKind.FRESH, "shape"),
+        (2**32 - 1, chunk_of(3), NoteKind.FRESH, "shape"),
         (3, chunk_of(3), 9, "shape"),
     ],
     ids=["bit", "swapped", "short", "long", "last", "beyond", "far-beyond", "a kind that does not exist"],
@@ -288,7 +288,7 @@ async def test_of_two_links_with_one_chunk_the_slower_one_writes_nothing_more(re
     slow_here, slow = pair_of_sockets()
     relay.linked(name(7), stream_over(slow_here))
     body = encode(Have(bitmap=b""))
-    frame = chunk_frame(5, chunk_of(5), kind=Kind.COPY)
+    frame = chunk_frame(5, chunk_of(5), kind=NoteKind.COPY)
     slow.send(Frame(NOTE, len(body), v(0)).pack() + body + frame.header + chunk_of(5)[:6000])
     transfer = relay.transfers.active[v(0)]
     await until(lambda: begun(relay, name(7)))
@@ -296,7 +296,7 @@ async def test_of_two_links_with_one_chunk_the_slower_one_writes_nothing_more(re
     fast.sends(5, chunk_of(5))
     await until(lambda: transfer.held.chunks.has(5))
     slow.send(chunk_of(5)[6000:] if rest == "true" else bytes(CHUNK_BYTES - 6000))
-    slow.send(chunk_frame(6, chunk_of(6), kind=Kind.COPY).header + chunk_of(6))
+    slow.send(chunk_frame(6, chunk_of(6), kind=NoteKind.COPY).header + chunk_of(6))
     await until(lambda: transfer.held.chunks.has(6))
     assert held_by(relay) == {5: chunk_of(5), 6: chunk_of(6)}
     assert relay.transfers.rejected == {}
@@ -305,8 +305,8 @@ async def test_of_two_links_with_one_chunk_the_slower_one_writes_nothing_more(re
 
 async def test_a_chunk_that_was_forgotten_before_it_was_sent_is_skipped(relay: Party) -> None:
     seeder, child = stranger_at(relay, 0), stranger_at(relay, 7)
-    seeder.sends(5, chunk_of(5), kind=Kind.COPY)
-    seeder.sends(6, chunk_of(6), kind=Kind.COPY)
+    seeder.sends(5, chunk_of(5), kind=NoteKind.COPY)
+    seeder.sends(6, chunk_of(6), kind=NoteKind.COPY)
     await until(lambda: held_by(relay) == {5: chunk_of(5), 6: chunk_of(6)})
     with relay.path.with_suffix(".0").open("r+b") as disk:
         disk.seek(5 * CHUNK_BYTES)
@@ -331,7 +331,7 @@ async def test_a_chunk_whose_sender_left_in_the_middle_comes_from_another(relay:
 async def test_a_chunk_that_is_here_already_is_still_relayed_if_it_is_fresh(relay: Party) -> None:
     seeder, child = stranger_at(relay, 0), stranger_at(relay, 7)
     other = stranger_at(relay, 8)
-    other.sends(5, chunk_of(5), kind=Kind.COPY)
+    other.sends(5, chunk_of(5), kind=NoteKind.COPY)
     await until(lambda: held_by(relay) == {5: chunk_of(5)})
     seeder.sends(5, chunk_of(5))
     await until(child.chunks)

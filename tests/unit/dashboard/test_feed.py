@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.dashboard.feed import OTHERS, READERS, Feed, Reader
+from swarm.dashboard.feed import OTHERS, READERS, PageFeed, Reader
 
 
-def joined(feed: Feed, last_id: str = "", *, is_owner: bool = False) -> Reader:
+def joined(feed: PageFeed, last_id: str = "", *, is_owner: bool = False) -> Reader:
     reader = feed.join(last_id, is_owner=is_owner)
     assert reader is not None
     return reader
 
 
-def told(feed: Feed, reader: Reader) -> list[str]:
+def told(feed: PageFeed, reader: Reader) -> list[str]:
     """What the reader is given now; a snapshot is the newest number."""
     messages = feed.take(reader)
     if messages is None:
@@ -24,7 +24,7 @@ def told(feed: Feed, reader: Reader) -> list[str]:
 
 
 def test_a_reader_begins_with_a_snapshot_and_goes_on_with_what_is_new() -> None:
-    feed = Feed("boot")
+    feed = PageFeed("boot")
     feed.publish("steps", b"1")
     reader = joined(feed)
     assert told(feed, reader) == ["snapshot 1"]
@@ -35,7 +35,7 @@ def test_a_reader_begins_with_a_snapshot_and_goes_on_with_what_is_new() -> None:
 
 
 def test_a_lost_connection_goes_on_where_it_was_unless_the_process_is_another() -> None:
-    feed = Feed("boot")
+    feed = PageFeed("boot")
     for number in range(3):
         feed.publish("steps", b"%d" % number)
     assert told(feed, joined(feed, "boot-2")) == ["3 steps 2"]
@@ -44,7 +44,7 @@ def test_a_lost_connection_goes_on_where_it_was_unless_the_process_is_another() 
 
 
 def test_a_state_replaces_the_one_before_and_nothing_else_is_lost() -> None:
-    feed = Feed("boot")
+    feed = PageFeed("boot")
     reader = joined(feed)
     told(feed, reader)
     for number in range(100):
@@ -55,7 +55,7 @@ def test_a_state_replaces_the_one_before_and_nothing_else_is_lost() -> None:
 
 
 def test_a_reader_that_never_reads_takes_no_memory_and_gets_a_snapshot_at_last() -> None:
-    feed = Feed("boot", kept=10, kept_bytes=1000)
+    feed = PageFeed("boot", kept=10, kept_bytes=1000)
     slow, quick = joined(feed), joined(feed)
     told(feed, slow)
     told(feed, quick)
@@ -71,7 +71,7 @@ def test_a_reader_that_never_reads_takes_no_memory_and_gets_a_snapshot_at_last()
 
 
 def test_what_was_not_published_is_made_up_for_by_a_snapshot() -> None:
-    feed = Feed("boot")
+    feed = PageFeed("boot")
     reader = joined(feed)
     told(feed, reader)
     feed.publish("steps", b"1")
@@ -83,7 +83,7 @@ def test_what_was_not_published_is_made_up_for_by_a_snapshot() -> None:
 
 def test_there_are_so_many_readers_and_one_that_leaves_makes_room() -> None:
     """Those without the token leave the owner some places."""
-    feed = Feed("boot")
+    feed = PageFeed("boot")
     readers = [joined(feed) for _ in range(OTHERS)]
     assert feed.join("", is_owner=False) is None
     feed.readers.discard(readers[3])
@@ -99,7 +99,7 @@ def test_there_are_so_many_readers_and_one_that_leaves_makes_room() -> None:
 )
 def test_every_message_is_seen_once_in_order_or_a_snapshot_has_it(kept: int, deeds: list[str]) -> None:
     """A reader that reads, loses what it was just given, and comes back with the last id that it saw."""
-    feed = Feed("0", kept=kept, kept_bytes=10_000)
+    feed = PageFeed("0", kept=kept, kept_bytes=10_000)
     reader: Reader | None = None
     last_id, counted, digest = "", 0, 0  # What the reader knows: steps so far, and the newest digest
     steps = digests = 0
@@ -112,7 +112,7 @@ def test_every_message_is_seen_once_in_order_or_a_snapshot_has_it(kept: int, dee
                 digests += 1
                 feed.publish("digest", b"%d" % digests)
             case "restart":
-                feed, reader = Feed(f"{feed.boot}0", kept=kept), None
+                feed, reader = PageFeed(f"{feed.boot}0", kept=kept), None
             case "reconnect":
                 reader = joined(feed, last_id)
             case "read" | "lose" if reader is not None:

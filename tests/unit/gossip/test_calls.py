@@ -6,7 +6,7 @@ from random import Random
 
 from swarm.gossip.calls import MAX_FAILURES, Home, Homes
 from swarm.gossip.membership import Membership
-from swarm.gossip.records import MAX_LEAVES, Call, Exchange, Greet, HeadLearned, LeafGone, Wake
+from swarm.gossip.records import MAX_LEAVES, Exchange, Greet, HeadLearned, LeafGone, Post, Wake
 from swarm.gossip.table import LeafLeases
 from swarm.types import NodeId
 from tests.builders import v
@@ -38,12 +38,12 @@ def filled(*candidates: NodeId) -> Homes:
     return one
 
 
-def polls(one: Membership, *, now: float) -> list[Call]:
+def polls(one: Membership, *, now: float) -> list[Post]:
     """The polls that a leaf sends now."""
     return [call for call in calls_in(one.tick(now=now)) if call.message.hold_s]
 
 
-def next_poll(leaf: Membership, *, now: float) -> Call:
+def next_poll(leaf: Membership, *, now: float) -> Post:
     (poll,) = polls(leaf, now=now)
     return poll
 

@@ -15,7 +15,6 @@ from swarm.gossip.records import (
     MAX_PUBLICS,
     MAX_SEQUENCE,
     Appeared,
-    Call,
     Doubled,
     Effect,
     Exchange,
@@ -23,6 +22,7 @@ from swarm.gossip.records import (
     GenerationRaised,
     Greet,
     HeadLearned,
+    Post,
     Profile,
     SignedRecord,
     Wake,
@@ -79,7 +79,7 @@ def forged(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
-def a_round(one: Membership, *, now: float) -> list[Call]:
+def a_round(one: Membership, *, now: float) -> list[Post]:
     """The calls of the next round, whose other effects are of no interest."""
     effects: list[Effect] = []
     while not any(call.message.asks for call in calls_in(effects)):
@@ -206,7 +206,7 @@ def test_whoever_is_held_dead_hears_of_it_and_comes_back_with_a_higher_order() -
     assert peer_of(two, 1).signed == one.view.own
 
 
-def run_until_revive(one: Membership, now: float) -> list[tuple[float, Call]]:
+def run_until_revive(one: Membership, now: float) -> list[tuple[float, Post]]:
     one._revive_at = now
     return [(now, call) for call in calls_in(one.tick(now=now))]
 

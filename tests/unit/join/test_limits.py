@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from swarm.errors import UserError
 from swarm.join.owner import DAY, FILE_BYTES, change_limits, described, holds, read_limits, told, unknown
-from swarm.settings import JoinConfig, Limits
+from swarm.settings import JoinConfig, LimitsSection
 from swarm.settings_file import load_config
 
 START = JoinConfig(bootstrap=("127.0.0.1",), max_upload=10.0, nice=3)
 
 
 def outside(hours: str, minute: int) -> str:
-    return holds(Limits(hours=hours), minute=minute, on_battery=False, in_use=False)["hours"]
+    return holds(LimitsSection(hours=hours), minute=minute, on_battery=False, in_use=False)["hours"]
 
 
 @pytest.mark.parametrize(
@@ -59,19 +59,19 @@ def test_other_hours_are_refused_by_the_flag_and_by_the_command_with_the_same_wo
 
 
 def test_battery_and_desktop_hold_only_where_their_owner_said_so_and_the_machine_does() -> None:
-    wary = load_config(Limits, None, {"only_when": ["mains,idle"]})
-    assert wary == Limits(only_when=("mains", "idle"))
+    wary = load_config(LimitsSection, None, {"only_when": ["mains,idle"]})
+    assert wary == LimitsSection(only_when=("mains", "idle"))
 
-    def reasons(limits: Limits, says: bool | None) -> list[str]:
+    def reasons(limits: LimitsSection, says: bool | None) -> list[str]:
         return [why for why in holds(limits, minute=0, on_battery=says, in_use=says).values() if why]
 
     assert reasons(wary, True) == ["on battery", "somebody uses this machine"]
-    assert reasons(wary, False) == reasons(wary, None) == reasons(Limits(), True) == []
+    assert reasons(wary, False) == reasons(wary, None) == reasons(LimitsSection(), True) == []
     assert unknown(wary, on_battery=None, in_use=None) == [
         "this machine does not say whether it is on battery: only-when=mains has no effect",
         "this machine does not say (by loginctl or xprintidle) who uses it: only-when=idle has no effect",
     ]
-    assert unknown(wary, on_battery=True, in_use=False) == unknown(Limits(), on_battery=None, in_use=None) == []
+    assert unknown(wary, on_battery=True, in_use=False) == unknown(LimitsSection(), on_battery=None, in_use=None) == []
 
 
 def test_what_the_command_sets_is_kept_until_it_is_reset(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_what_the_command_sets_is_kept_until_it_is_reset(tmp_path: Path) -> None
     change_limits(path, ["max-upload=none", "hours=none", "only-when=none", "threads=default", "nice=0"])
     again = START.model_copy(update=read_limits(path))
     assert (again.max_upload, again.hours, again.only_when, again.threads, again.nice) == (None, "", (), None, 0)
-    change_limits(path, [f"{name}=default" for name in Limits.model_fields])
+    change_limits(path, [f"{name}=default" for name in LimitsSection.model_fields])
     assert START.model_copy(update=read_limits(path)) == START
     assert described({"max_upload": None})[0].split() == ["max-upload", "none"]
 

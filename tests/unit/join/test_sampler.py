@@ -19,7 +19,7 @@ from swarm.join import joining, sampler
 from swarm.join.sampler import MAX_FAULTS, SamplerNode
 from swarm.node.identity import load_or_create_key, load_or_create_tls
 from swarm.rollout.messages import Answer
-from swarm.sampler.choice import Chosen
+from swarm.sampler.choice import ChosenEngine
 from swarm.sampler.session import refused, verdicts_of
 from swarm.sampler.worker import ProofFailed
 from swarm.settings import JoinConfig
@@ -144,7 +144,7 @@ async def test_an_engine_is_told_what_it_must_not_read(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(sampler, "EngineWorker", worker)
     node = SamplerNode(JoinConfig(bootstrap=("127.0.0.1",)), lambda line: None)
-    node._directory, node._chosen = tmp_path, Chosen(kind="transformers", why="")
+    node._directory, node._chosen = tmp_path, ChosenEngine(kind="transformers", why="")
     load_or_create_key(tmp_path)
     load_or_create_tls(tmp_path)
     with pytest.raises(ChildFailed):

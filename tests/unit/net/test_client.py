@@ -27,7 +27,7 @@ from swarm.net.client import (
     plain_address,
     read_body,
 )
-from swarm.net.limits import Limits
+from swarm.net.limits import RateLimits
 from swarm.net.server import SHOWN_ROWS, STATUS_S, NodeServer
 from swarm.node.exposition import metrics_route
 from swarm.types import Address
@@ -79,7 +79,9 @@ ROUTES = [
 
 @asynccontextmanager
 async def serving(
-    *routes: web.RouteDef, status: Callable[[], dict[str, Any]] = lambda: {"role": "test"}, limits: Limits | None = None
+    *routes: web.RouteDef,
+    status: Callable[[], dict[str, Any]] = lambda: {"role": "test"},
+    limits: RateLimits | None = None,
 ) -> AsyncIterator[tuple[str, NodeServer]]:
     """A node's server, with ROUTES if no others are named, and its base URL."""
     server = NodeServer(routes or ROUTES, status, limits=limits)
@@ -224,7 +226,7 @@ async def test_a_body_over_the_cap_is_refused_with_and_without_its_length_stated
 async def metered(burst: float) -> AsyncIterator[Callable[..., Awaitable[int]]]:
     """A node's server where each address may ask `burst` times, and is given nothing more. Yield a call from an address
     of this machine that returns the answer's status."""
-    limits = Limits(exempt_loopback=False, requests_per_s=1e-6, burst=burst, fetches_share=1)
+    limits = RateLimits(exempt_loopback=False, requests_per_s=1e-6, burst=burst, fetches_share=1)
     routes = [web.get("/v1/versions/0.1", read_all), web.get("/other", read_all), web.post("/{path:.*}", read_all)]
     async with serving(*routes, limits=limits) as (url, _):
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.net.limits import Gate, Guest, Limits, Meter
+from swarm.net.limits import Gate, Guest, Meter, RateLimits
 from swarm.types import NodeId
 
 HOME, ELSEWHERE = "198.51.100.7", "203.0.113.9"
@@ -27,7 +27,7 @@ def proven(gate: Gate, node: NodeId, host: str = HOME) -> Guest:
 
 
 def test_an_address_has_eight_connections() -> None:
-    gate = Gate(Limits())
+    gate = Gate(RateLimits())
     guests = [entered(gate) for _ in range(8)]
     assert gate.enter(HOME) is None
     assert gate.refused == {"connections": 1}
@@ -41,7 +41,7 @@ def test_an_address_has_eight_connections() -> None:
 @pytest.mark.parametrize("signing", [8, 1], ids=["all sign", "all but one only fetch"])
 def test_a_proven_node_brings_its_own_eight_so_that_its_neighbour_is_not_starved(signing: int) -> None:
     """Chunks and heads are asked for without a signature, on connections of their own."""
-    gate = Gate(Limits())
+    gate = Gate(RateLimits())
     for node in (ALICE, BOB):
         for number in range(8):
             if number < signing:
@@ -56,7 +56,7 @@ def test_a_proven_node_brings_its_own_eight_so_that_its_neighbour_is_not_starved
 
 
 def test_a_node_has_eight_connections_wherever_it_calls_from() -> None:
-    gate = Gate(Limits())
+    gate = Gate(RateLimits())
     for number in range(8):
         proven(gate, ALICE, f"203.0.113.{number}")
     ninth = entered(gate)
@@ -66,7 +66,7 @@ def test_a_node_has_eight_connections_wherever_it_calls_from() -> None:
 
 
 def test_keys_cost_nothing_so_they_do_not_buy_an_address_more_than_its_share() -> None:
-    limits = Limits()
+    limits = RateLimits()
     gate = Gate(limits)
     count = 0
     while (guest := gate.enter(HOME)) is not None:
@@ -76,7 +76,7 @@ def test_keys_cost_nothing_so_they_do_not_buy_an_address_more_than_its_share() -
 
 
 def test_a_connection_that_speaks_for_another_node_counts_to_that_one() -> None:
-    gate = Gate(Limits())
+    gate = Gate(RateLimits())
     guests = [proven(gate, ALICE) for _ in range(8)]
     assert gate.prove(guests[0], BOB)
     assert gate.prove(guests[1], ALICE)
@@ -84,7 +84,7 @@ def test_a_connection_that_speaks_for_another_node_counts_to_that_one() -> None:
 
 
 def test_the_whole_server_has_a_bound_too() -> None:
-    gate = Gate(Limits(all_connections=20))
+    gate = Gate(RateLimits(all_connections=20))
     for number in range(20):
         entered(gate, f"203.0.113.{number}")
     assert gate.enter(HOME) is None
@@ -92,7 +92,7 @@ def test_the_whole_server_has_a_bound_too() -> None:
 
 
 def test_nothing_is_left_of_whoever_has_gone() -> None:
-    gate = Gate(Limits())
+    gate = Gate(RateLimits())
     guests = [proven(gate, node) for node in (ALICE, BOB, ALICE)] + [entered(gate, ELSEWHERE)]
     for guest in guests:
         gate.leave(guest)
@@ -102,7 +102,7 @@ def test_nothing_is_left_of_whoever_has_gone() -> None:
 
 
 def test_this_machine_is_exempt_unless_it_is_said_otherwise() -> None:
-    gate, strict = Gate(Limits()), Gate(Limits(exempt_loopback=False))
+    gate, strict = Gate(RateLimits()), Gate(RateLimits(exempt_loopback=False))
     guests = [entered(gate, "127.0.0.1") for _ in range(100)]
     assert all(gate.wait_s(guest, now=0.0) == 0.0 for guest in guests for _ in range(2))
     assert all(gate.prove(guest, ALICE) for guest in guests)
@@ -113,7 +113,7 @@ def test_this_machine_is_exempt_unless_it_is_said_otherwise() -> None:
 
 
 def test_a_burst_passes_and_then_the_rate_holds_for_all_connections_of_an_address() -> None:
-    gate = Gate(Limits())
+    gate = Gate(RateLimits())
     guest, second, alice = entered(gate), entered(gate), proven(gate, ALICE)
     assert [gate.wait_s(guest, now=100.0) for _ in range(40)] == [0.0] * 40
     assert gate.wait_s(guest, now=100.0) == pytest.approx(1 / 20)
@@ -125,7 +125,7 @@ def test_a_burst_passes_and_then_the_rate_holds_for_all_connections_of_an_addres
 
 
 def test_an_address_in_a_flood_of_addresses_is_forgotten_not_kept() -> None:
-    meter = Meter(Limits(buckets=10))
+    meter = Meter(RateLimits(buckets=10))
     for number in range(1000):
         meter.take(f"203.0.113.{number}", now=0.0)
         assert len(meter._buckets) <= 10
@@ -133,7 +133,7 @@ def test_an_address_in_a_flood_of_addresses_is_forgotten_not_kept() -> None:
 
 def test_new_keys_do_not_buy_an_address_new_bursts() -> None:
     """A node that proves another key with every request draws from what its address may ask in all."""
-    limits = Limits()
+    limits = RateLimits()
     gate = Gate(limits)
     guest, let_in = entered(gate), 0
     for number in range(10_000):
@@ -145,7 +145,7 @@ def test_new_keys_do_not_buy_an_address_new_bursts() -> None:
 
 def test_a_node_that_has_proven_itself_may_ask_more_than_a_stranger() -> None:
     """A sampler of a small model takes many steps a second and must not be slowed down."""
-    limits = Limits()
+    limits = RateLimits()
     gate = Gate(limits)
     for guest, share in ((entered(gate), 1), (proven(gate, ALICE, ELSEWHERE), limits.proven_share)):
         let_in = sum(gate.wait_s(guest, now=0.0) == 0.0 for _ in range(1000))
@@ -153,7 +153,7 @@ def test_a_node_that_has_proven_itself_may_ask_more_than_a_stranger() -> None:
 
 
 def test_large_bodies_count_as_several_requests_and_small_ones_of_others_pass() -> None:
-    limits = Limits()
+    limits = RateLimits()
     gate = Gate(limits)
     asks, other = proven(gate, ALICE), proven(gate, BOB, ELSEWHERE)
     questions = sum(gate.wait_s(asks, now=0.0, body_bytes=98_000) == 0.0 for _ in range(100))
@@ -164,7 +164,7 @@ def test_large_bodies_count_as_several_requests_and_small_ones_of_others_pass() 
 
 
 def test_pieces_of_weights_are_metered_by_address_and_leave_other_requests_theirs() -> None:
-    limits = Limits()
+    limits = RateLimits()
     gate = Gate(limits)
     newcomer, other = entered(gate), entered(gate, ELSEWHERE)
     fetched = sum(gate.wait_s(newcomer, now=0.0, fetches=True) == 0.0 for _ in range(2000))

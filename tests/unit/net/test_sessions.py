@@ -15,10 +15,10 @@ from swarm.net.sessions import (
     OPEN_CONTEXT,
     WINDOW,
     ClientSession,
+    CounterWindow,
     OpenSession,
     ServerSessions,
     Unauthorized,
-    Window,
     ask_session,
     open_grant,
 )
@@ -174,12 +174,12 @@ def test_what_is_no_header_is_refused_before_any_signature_is_looked_at(header: 
 # -- the window ----------------------------------------------------------------------------------------------
 
 
-def faults(window: Window, *counters: int) -> list[str | None]:
+def faults(window: CounterWindow, *counters: int) -> list[str | None]:
     return [window.fault(counter) for counter in counters]
 
 
 def test_the_window_ends_exactly_where_it_should() -> None:
-    window = Window()
+    window = CounterWindow()
     window.use(5000)
     assert faults(window, 5000, 4999, 5000 - WINDOW + 1) == ["replayed", None, None]
     assert faults(window, 5000 - WINDOW, 0) == ["too_old", "too_old"]
@@ -188,7 +188,7 @@ def test_the_window_ends_exactly_where_it_should() -> None:
 
 
 def test_a_window_that_moves_remembers_what_is_still_in_it() -> None:
-    window = Window()
+    window = CounterWindow()
     for counter in (1, 3, WINDOW):
         window.use(counter)
     assert faults(window, 0, 1, 2, 3, WINDOW) == ["too_old", "replayed", None, "replayed", "replayed"]

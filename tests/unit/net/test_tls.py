@@ -18,7 +18,7 @@ from aiohttp import web
 
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.net.client import PeerClient, binary, certificate_of, read_signed, session_route
-from swarm.net.limits import Limits
+from swarm.net.limits import RateLimits
 from swarm.net.server import NodeServer
 from swarm.net.sessions import AUTH_HEADER, ServerSessions, Unauthorized
 from swarm.node.identity import ServerTls, load_or_create_tls
@@ -57,7 +57,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 @asynccontextmanager
-async def serving(tls: ServerTls | None, *, limits: Limits | None = None, port: int = 0) -> AsyncIterator[Serving]:
+async def serving(tls: ServerTls | None, *, limits: RateLimits | None = None, port: int = 0) -> AsyncIterator[Serving]:
     sessions = ServerSessions(OTHER_KEY, tls.fingerprint if tls else b"")
     taken: list[bytes] = []
 
@@ -264,7 +264,7 @@ async def test_over_plain_http_what_was_recorded_is_refused_when_it_is_sent_agai
 
 # -- limits on the wire --------------------------------------------------------------------------------------
 
-STRICT = Limits(exempt_loopback=False)
+STRICT = RateLimits(exempt_loopback=False)
 
 
 async def test_a_ninth_connection_is_told_why_and_one_that_ends_makes_room() -> None:
@@ -312,7 +312,7 @@ def test_a_look_at_the_certificate_counts_as_no_refused_handshake(tls: ServerTls
 
 
 async def test_too_many_requests_are_asked_to_come_back(tls: ServerTls) -> None:
-    limits = Limits(exempt_loopback=False, requests_per_s=0.001, burst=3.0)
+    limits = RateLimits(exempt_loopback=False, requests_per_s=0.001, burst=3.0)
     async with serving(tls, limits=limits) as there, PeerClient(there.address) as peer, there.client() as proven:
         for _ in range(3):
             await peer.get("/v1/status", cap_bytes=CAP, timeout_s=5.0)

@@ -7,13 +7,13 @@ from random import Random
 import pytest
 
 from swarm.pay.cover import cover
-from swarm.pay.prices import Offer
+from swarm.pay.prices import PricedOffer
 
 
-def offers_of(*pairs: tuple[float, float]) -> list[Offer]:
+def offers_of(*pairs: tuple[float, float]) -> list[PricedOffer]:
     """(price, rate) each, named by their place."""
     offers = [
-        Offer(name=str(number), price_per_hour=price, useful_rollouts_per_s=rate)
+        PricedOffer(name=str(number), price_per_hour=price, useful_rollouts_per_s=rate)
         for number, (price, rate) in enumerate(pairs)
     ]
     return sorted(offers, key=lambda offer: offer.ratio)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from swarm.pay.delivery import sustained
 from swarm.pay.fleet import Dissemination, Worker
-from swarm.plan.plan import NoFeasibleSet, Setting, disseminate_in, plan_for, references_of, settings_of
+from swarm.plan.plan import NoFeasibleSet, StalenessSetting, disseminate_in, plan_for, references_of, settings_of
 from swarm.plan.scenario import Scenario, online_of
 from swarm.report.plans import plan_view
 from swarm.settings_file import load_file
@@ -77,7 +77,7 @@ def test_settings_are_every_period_that_a_bound_allows_or_that_of_the_paper(
 def test_the_cost_of_a_step_is_the_sum_of_its_parts() -> None:
     one = scenario(learner={"egress_usd_per_gb": 0.09}, staleness={"S": (6,)})
     found = plan_for(one)
-    setting = Setting(max_staleness=found.max_staleness, publish_every_steps=found.publish_every_steps)
+    setting = StalenessSetting(max_staleness=found.max_staleness, publish_every_steps=found.publish_every_steps)
     chosen = [worker for worker in online_of(LAB, random=None) if worker.name in found.active]
     delivery = disseminate_in(one, setting)(chosen)
     per_version = sum(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from swarm.errors import UserError
-from swarm.redteam.campaign import FLATTERING, NAMES, NOT_TARGETED, Report, Row, chosen, plans, row_of
-from swarm.redteam.runs import Plan, Ran, Swarm
+from swarm.redteam.campaign import FLATTERING, NAMES, NOT_TARGETED, AttackRow, CampaignReport, chosen, plans, row_of
+from swarm.redteam.runs import AttackPlan, Ran, Swarm
 from swarm.redteam.sampler import ENGINES
 from swarm.types import NodeId
 
@@ -121,7 +121,7 @@ def test_all_others_attack_together() -> None:
     assert len(planned(*NAMES)) == len(ENGINES) + 2
 
 
-def row(name: str = "oracle", *, by: str = "draws", held_out: float | None = None) -> Row:
+def row(name: str = "oracle", *, by: str = "draws", held_out: float | None = None) -> AttackRow:
     return row_of(name, [ran(*([caught(name, by)] if by else []), held_out=held_out)])
 
 
@@ -145,35 +145,35 @@ def test_a_row_is_of_all_seeds() -> None:
         (row("held-out-oracle", held_out=1.0), True),
     ],
 )
-def test_the_campaign_fails_for_a_harmful_attacker_that_is_not_caught(found: Row, is_expected: bool) -> None:
-    assert Report(attacks=[row(), found], control=[0.99, 0.96]).as_expected == is_expected
+def test_the_campaign_fails_for_a_harmful_attacker_that_is_not_caught(found: AttackRow, is_expected: bool) -> None:
+    assert CampaignReport(attacks=[row(), found], control=[0.99, 0.96]).as_expected == is_expected
 
 
 def test_the_campaign_fails_for_a_run_that_is_stuck_though_the_attacker_was_caught() -> None:
     stuck = ran(caught("hanging-answers"), held_out=0.0)
     stuck.ended = False
-    report = Report(attacks=[row_of("hanging-answers", [stuck])], control=[1.0])
+    report = CampaignReport(attacks=[row_of("hanging-answers", [stuck])], control=[1.0])
     assert not report.as_expected
     assert report.table().splitlines()[1].split() == ["hanging-answers", "draws", "9", "stuck"]
 
 
 def test_the_campaign_fails_for_a_false_alarm() -> None:
-    assert Report(control=[1.0]).as_expected
-    assert not Report(attacks=[row()], false_alarms=1).as_expected
+    assert CampaignReport(control=[1.0]).as_expected
+    assert not CampaignReport(attacks=[row()], false_alarms=1).as_expected
 
 
 def test_the_table_has_a_line_for_each_attack_and_one_for_the_honest() -> None:
     rows = [row("invented-log-probs", by="log-probs", held_out=0.99), row("floods", by="")]
-    lines = Report(attacks=rows, false_alarms=2, control=[1.0], wall_s=61.0).table().splitlines()
+    lines = CampaignReport(attacks=rows, false_alarms=2, control=[1.0], wall_s=61.0).table().splitlines()
     assert lines[1].split() == ["invented-log-probs", "log-probs", "9", "0.99"]
     assert lines[2].split() == ["floods", "nobody"]
     assert lines[3] == "false alarms: 2; honest samplers alone: 1.000; 61 s"
     seldom = row_of("oracle", [ran(caught("oracle")), ran()])
-    assert "not always draws" in Report(attacks=[seldom]).table()
+    assert "not always draws" in CampaignReport(attacks=[seldom]).table()
 
 
 def test_the_object_has_what_scripts_read() -> None:
-    found = json.loads(json.dumps(Report(attacks=[row(held_out=0.98)], control=[1.0]).as_object()))
+    found = json.loads(json.dumps(CampaignReport(attacks=[row(held_out=0.98)], control=[1.0]).as_object()))
     (attack,) = found.pop("attacks")
     known = {"name": "oracle", "targeted": True, "caught": True, "audited": 9, "detector": "draws", "ended": True}
     assert attack == {**known, "held_out": 0.98, "noted": None}
@@ -200,10 +200,10 @@ def test_a_run_that_does_not_reach_its_end_has_learned_nothing(
     if summary is not None:
         (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
     run = Ran()
-    Swarm(tmp_path)._read(Plan(honest=0, steps=20), run)
+    Swarm(tmp_path)._read(AttackPlan(honest=0, steps=20), run)
     assert (run.held_out, run.noted, len(run.events)) == (held_out, 2.5, 1)
     assert run.ended == bool(held_out)
-    Swarm(tmp_path)._read(Plan(honest=0, steps=20, measured=False), crowd := Ran())
+    Swarm(tmp_path)._read(AttackPlan(honest=0, steps=20, measured=False), crowd := Ran())
     assert crowd.held_out is None
 
 

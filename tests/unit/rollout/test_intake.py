@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.net.sessions import Claim
+from swarm.net.sessions import SessionClaim
 from swarm.rollout.intake import Body, Intake, IntakeLimits, Overloaded
 from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.types import NodeId
@@ -16,23 +16,33 @@ FREE = IntakeLimits(
 )
 
 
-def claim(node: NodeId = ALICE, *, session: int = 0, proven: bool = True) -> Claim:
-    return Claim(session=f"{node}/{session}".encode(), node=node, proven=proven)
+def claim(node: NodeId = ALICE, *, session: int = 0, proven: bool = True) -> SessionClaim:
+    return SessionClaim(session=f"{node}/{session}".encode(), node=node, proven=proven)
 
 
 def offer(
-    intake: Intake, of: Claim, nbytes: int | None = 100, *, holds: bool = True, journal_bytes: int = 0, now: float = 0.0
+    intake: Intake,
+    of: SessionClaim,
+    nbytes: int | None = 100,
+    *,
+    holds: bool = True,
+    journal_bytes: int = 0,
+    now: float = 0.0,
 ) -> Body | Overloaded:
     return intake.admit(of, nbytes, holds=holds, journal_bytes=journal_bytes, now=now)
 
 
-def admitted(intake: Intake, of: Claim, nbytes: int | None = 100, *, holds: bool = True, now: float = 0.0) -> Body:
+def admitted(
+    intake: Intake, of: SessionClaim, nbytes: int | None = 100, *, holds: bool = True, now: float = 0.0
+) -> Body:
     body = offer(intake, of, nbytes, holds=holds, now=now)
     assert isinstance(body, Body), body
     return body
 
 
-def refused(intake: Intake, of: Claim, nbytes: int | None = 100, *, holds: bool = True, now: float = 0.0) -> Overloaded:
+def refused(
+    intake: Intake, of: SessionClaim, nbytes: int | None = 100, *, holds: bool = True, now: float = 0.0
+) -> Overloaded:
     refusal = offer(intake, of, nbytes, holds=holds, now=now)
     assert isinstance(refusal, Overloaded), refusal
     return refusal

@@ -22,7 +22,7 @@ from swarm.run.prompts import (
     PADDING_SHARE,
     PADDING_TOKENS,
     STRIDE,
-    Progress,
+    ProgressLine,
     Prompts,
     check_data,
     check_vocabulary,
@@ -153,7 +153,7 @@ def test_long_work_tells_how_far_it_is_and_ends_when_nobody_waits(
         *(f"letters: measured {number} of 64 prompts" for number in range(64)),
         "slow: 0 of 1 held-out questions found among 7",
     ]
-    stopped = Progress(said.append)
+    stopped = ProgressLine(said.append)
     stopped.stop()
     with pytest.raises(UserError, match="the prompts are no longer wanted"):
         prepare_prompts(run_dir, config, Slow(), _prepared(), said.append, stopped)

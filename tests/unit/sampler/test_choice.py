@@ -11,7 +11,7 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.sampler import choice
-from swarm.sampler.choice import NO_GPU, Chosen, choose_engine
+from swarm.sampler.choice import NO_GPU, ChosenEngine, choose_engine
 
 OTHERS = {"torch": "2.13.0", "transformers": "5.19.0"}
 SUPPORTED = {"vllm": "0.32.0", **OTHERS}
@@ -118,7 +118,7 @@ def test_a_gpu_that_the_process_may_not_use_does_not_count(
 )
 def test_a_tool_that_talks_nonsense_shows_no_gpu(machine: Machine, script: str) -> None:
     machine.has(SUPPORTED, script=script)
-    assert choose_engine("auto") == Chosen(kind="transformers", why=NO_GPU)
+    assert choose_engine("auto") == ChosenEngine(kind="transformers", why=NO_GPU)
 
 
 def test_a_tool_that_hangs_is_waited_for_no_longer_than_the_limit(

@@ -18,7 +18,7 @@ from swarm.sampler.engine import Sampled
 from swarm.sampler.feeding import Feed, Room, room_of, spare_of
 from swarm.sampler.playing import Game, Step
 from swarm.sampler.worker import Rates
-from swarm.types import Lease, Progress
+from swarm.types import EpisodeProgress, Lease
 from tests.builders import lease, rollout
 from tests.unit.wires import many_turns
 
@@ -53,7 +53,7 @@ class Gated:
         await many_turns()
 
 
-def leased(count: int, *, first: int = 0, episode: Progress | None = None) -> list[Lease]:
+def leased(count: int, *, first: int = 0, episode: EpisodeProgress | None = None) -> list[Lease]:
     return [replace(lease(indices=range(first, first + count)), episode=episode)]
 
 
@@ -161,7 +161,7 @@ async def test_an_episode_has_no_place_while_its_environment_thinks_and_is_the_f
         return Stepped(group_id=group_id, index=index, turn=answer.turn, verdict="accepted", ended=answer.turn == 1)
 
     async with running(engine, step) as (feed, handed):
-        feed.add(leased(PLACES + AHEAD, episode=Progress(max_tokens=100)))
+        feed.add(leased(PLACES + AHEAD, episode=EpisodeProgress(max_tokens=100)))
         await many_turns()
         assert len(engine.drawing) == PLACES + 1
         await engine.end(*range(4))
@@ -184,7 +184,7 @@ async def test_an_episode_that_comes_back_after_the_rest_was_taken_back_is_left_
         return Stepped(group_id="t0", index=0, turn=0, verdict="accepted")
 
     async with running(engine, step) as (feed, handed):
-        feed.add(leased(1, episode=Progress(max_tokens=100)))
+        feed.add(leased(1, episode=EpisodeProgress(max_tokens=100)))
         await many_turns()
         await engine.end(0)
         feed.take_back()
@@ -242,7 +242,7 @@ async def test_in_lockstep_episodes_that_were_answered_together_go_on_together_a
         return Stepped(group_id=group_id, index=index, turn=answer.turn, verdict="accepted", ended=answer.turn == 1)
 
     async with running(engine, step) as (feed, handed):
-        feed.add(leased(3, episode=Progress(max_tokens=100)))
+        feed.add(leased(3, episode=EpisodeProgress(max_tokens=100)))
         await many_turns()
         await engine.end(0, 1, 2)
         slow.set()

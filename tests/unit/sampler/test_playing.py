@@ -8,7 +8,7 @@ from swarm.rollout.messages import Answer, Stepped
 from swarm.rollout.plane.episodes import seat_seed
 from swarm.sampler.engine import Sampled
 from swarm.sampler.playing import Game
-from swarm.types import Lease, Progress, Span
+from swarm.types import EpisodeProgress, Lease, Span
 from tests.builders import STOP, floats, ints, lease, v
 
 PROMPT = lease().prompt_token_ids
@@ -29,7 +29,7 @@ def games(leased: Lease) -> list[Game]:
 
 
 def episode(*streams: bytes, turn: int = 0, seat: int = 0, max_tokens: int = 100) -> Lease:
-    progress = Progress(max_tokens=max_tokens, turn=turn, seat=seat, streams=streams)
+    progress = EpisodeProgress(max_tokens=max_tokens, turn=turn, seat=seat, streams=streams)
     return replace(lease(indices=(3,)), episode=progress)
 
 

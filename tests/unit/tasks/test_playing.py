@@ -17,7 +17,7 @@ from swarm.environments.base import Environment, Messages, Step
 from swarm.tasks import reward_child
 from swarm.tasks.base import RewardKind, TaskOptions
 from swarm.tasks.episodes import EnvironmentTask
-from swarm.tasks.reward_child import Begin, Episode, Episodes, StepCall, one_line
+from swarm.tasks.reward_child import BeginRewards, Episodes, ScoredEpisode, StepCall, one_line
 from swarm.tasks.turns import TurnText
 from swarm.types import MAX_TOKENS, Observed, Prompt
 from tests.integration.odd_environment import OddEnvironment
@@ -42,7 +42,7 @@ def words(observed: Observed) -> str:
 
 
 def opened(reward: RewardKind = "task") -> Episodes:
-    begin = Begin(task=TaskOptions(name="odd"), reward=reward, tokenizer="tokenizer.json")
+    begin = BeginRewards(task=TaskOptions(name="odd"), reward=reward, tokenizer="tokenizer.json")
     return Episodes(begin, datetime(2026, 1, 1), TASK, TOKENIZER)
 
 
@@ -125,7 +125,7 @@ def test_each_player_reads_its_own_stream() -> None:
             read.append((self.text_of(drawn), messages[0][1]))
             return super().reply(drawn, messages)
 
-    episode = Episode(OddEnvironment(), Recorded(TOKENIZER, None, ()), PROMPTS[0])
+    episode = ScoredEpisode(OddEnvironment(), Recorded(TOKENIZER, None, ()), PROMPTS[0])
     total = int(PROMPTS[0].text[:-1])
     odd = "1" if total % 2 == 0 else "2"
     first = episode.step(tokens(odd))
@@ -187,13 +187,13 @@ WRONG: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("step", "reason"), WRONG)
 def test_an_answer_that_is_none_is_told(step: Step, reason: str) -> None:
     prompt = Prompt(prompt_id="episode-5", text="5", answer="", messages=(("user", "5"),))
-    episode = Episode(Given(step), TEXT, prompt)
+    episode = ScoredEpisode(Given(step), TEXT, prompt)
     with pytest.raises((ValueError, TypeError)) as raised:
         episode.step(tokens("1"))
     assert one_line(raised.value).startswith(reason)
     other = msgspec.structs.replace(prompt, messages=(("user", "6"),))
     with pytest.raises(ValueError, match="other messages for the same seed"):
-        Episode(Given(step), TEXT, other)
+        ScoredEpisode(Given(step), TEXT, other)
 
 
 def test_an_episode_that_failed_is_forgotten() -> None:

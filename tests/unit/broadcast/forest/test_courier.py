@@ -12,7 +12,7 @@ from swarm.broadcast.forest.courier import (
     TICK_S,
     TreeCourier,
 )
-from swarm.broadcast.notes import MAX_INDICES, NO_NODE, Complete, Have, Kind, Note, Routing, Send, Want
+from swarm.broadcast.notes import MAX_INDICES, NO_NODE, Complete, Have, Note, NoteKind, Routing, Send, Want
 from swarm.types import NodeId
 from tests.simulator.broadcast.checkers import within_caps
 
@@ -43,7 +43,7 @@ def source(count: int, children: list[list[NodeId]], *joined: NodeId) -> TreeCou
 
 def came(core: TreeCourier, sender: NodeId, *indices: int, now: float = 0.0) -> None:
     for index in indices:
-        core.arrived(sender, index, Kind.FRESH, None, now=now)
+        core.arrived(sender, index, NoteKind.FRESH, None, now=now)
 
 
 def drained(core: TreeCourier, peer: NodeId, now: float = 0.0, most: int = 1000) -> list[Note | Send]:
@@ -83,7 +83,7 @@ def test_a_chunk_goes_on_to_the_children_of_its_stripe_and_no_others() -> None:
     core.ready()
     came(core, PARENT, 3, now=1.0)
     assert core.ready() == [B]
-    assert drained(core, B) == [Send(3, Kind.FRESH)]
+    assert drained(core, B) == [Send(3, NoteKind.FRESH)]
     assert drained(core, A) == drained(core, PARENT) == []
     came(core, PARENT, 3, now=1.0)
     assert drained(core, B) == []
@@ -147,10 +147,10 @@ def test_a_want_is_served_at_once_or_when_the_chunk_comes() -> None:
     core = courier(8, routes([PARENT], [[]]), PARENT, A)
     came(core, PARENT, 1)
     core.heard(A, Want(indices=(1, 5)), now=0.0)
-    assert drained(core, A) == [Have(bitmap=b"\x02"), Send(1, Kind.COPY)]
+    assert drained(core, A) == [Have(bitmap=b"\x02"), Send(1, NoteKind.COPY)]
     came(core, PARENT, 5, now=1.0)
     assert core.ready() == [A]
-    assert drained(core, A) == [Send(5, Kind.COPY)]
+    assert drained(core, A) == [Send(5, NoteKind.COPY)]
 
 
 def wants(core: TreeCourier, peers: list[NodeId], now: float) -> dict[NodeId, tuple[int, ...]]:
@@ -165,8 +165,8 @@ def test_an_orphan_pulls_its_stripe_as_far_as_the_others_are() -> None:
     core.leave(A, now=1.0)
     now = ticked(core, 1.0, 1.0 + ORPHAN_S + TICK_S)
     assert wants(core, [PARENT, B, C, LEARNER], now) == {B: (1, 3, 5, 7)}
-    core.arrived(B, 3, Kind.COPY, None, now=now)
-    assert drained(core, C, now=now) == [Send(3, Kind.FRESH)]
+    core.arrived(B, 3, NoteKind.COPY, None, now=now)
+    assert drained(core, C, now=now) == [Send(3, NoteKind.FRESH)]
 
 
 def test_a_chunk_that_the_parent_passed_over_is_asked_for_elsewhere_and_at_last_of_the_learner() -> None:
@@ -176,7 +176,7 @@ def test_a_chunk_that_the_parent_passed_over_is_asked_for_elsewhere_and_at_last_
     for index in range(40):
         now = ticked(core, now, now + TICK_S)
         if index != 4:
-            core.arrived(PARENT if index % 2 == 0 else A, index, Kind.FRESH, None, now=now)
+            core.arrived(PARENT if index % 2 == 0 else A, index, NoteKind.FRESH, None, now=now)
         asked += wants(core, [PARENT, A, LEARNER], now).items()
     now = ticked(core, now, now + 2 * ASK_S)
     asked += wants(core, [PARENT, A, LEARNER], now).items()
@@ -201,7 +201,7 @@ def test_nothing_that_a_peer_says_breaks_a_cap() -> None:
         first = number * MAX_INDICES
         core.heard(A, Want(indices=tuple(range(first, first + MAX_INDICES))), now=0.0)
         core.heard(A, Have(bitmap=bytes(1000)), now=0.0)
-        core.arrived(A, number * 977, Kind.FORWARD, B, now=0.0)
+        core.arrived(A, number * 977, NoteKind.FORWARD, B, now=0.0)
         assert within_caps(core)
     core.heard(B, Complete(), now=0.0)
     core.leave(B, now=0.0)

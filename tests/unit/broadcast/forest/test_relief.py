@@ -5,21 +5,21 @@ from __future__ import annotations
 from random import Random
 
 from swarm.broadcast.forest.courier import BEHIND_S, TICK_S, TreeCourier
-from swarm.broadcast.forest.planner import ECHO_S, PeerProfile, Plan, Relief, plan_of, relieved
-from swarm.broadcast.notes import NO_NODE, Behind, Kind, Routing
+from swarm.broadcast.forest.planner import ECHO_S, PeerProfile, Relief, VersionPlan, plan_of, relieved
+from swarm.broadcast.notes import NO_NODE, Behind, NoteKind, Routing
 from swarm.types import NodeId
 
 LEARNER, PARENT, A = (NodeId(name) for name in ("learner", "parent", "a"))
 
 
-def equal_plan(peers: int) -> Plan:
+def equal_plan(peers: int) -> VersionPlan:
     learner, *others = (
         PeerProfile(node=NodeId(f"n{number}"), public=True, uplink_bytes_per_s=1e6) for number in range(peers + 1)
     )
     return plan_of(learner, others, encoded_bytes=1 << 26, scheme="forest")
 
 
-def edge_below_a_peer(plan: Plan) -> tuple[NodeId, NodeId, NodeId]:
+def edge_below_a_peer(plan: VersionPlan) -> tuple[NodeId, NodeId, NodeId]:
     """A grandparent that is a peer, its child, and the child's child, in stripe 0."""
     tree = plan.trees[0]
     for node, parent in tree.items():
@@ -67,7 +67,7 @@ def test_who_falls_behind_in_one_stripe_says_so_to_the_learner_who_keeps_it_for_
         for step in range(10):
             at = round(now) * 30 + 3 * step
             for index in (at + 1, at + 2):
-                core.arrived(A, index, Kind.FRESH, None, now=now)
+                core.arrived(A, index, NoteKind.FRESH, None, now=now)
         core.tick(now=now)
         said = [note for note in iter(lambda at=now: core.next_for(LEARNER, now=at), None) if isinstance(note, Behind)]  # type: ignore[misc]
     assert said == [Behind(stripes=(0,))]

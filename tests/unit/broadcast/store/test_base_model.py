@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from swarm.broadcast.store import base_model as basemodel
 from swarm.broadcast.store.base_model import BaseModel, begin_from_base, find_base
 from swarm.broadcast.store.weight_map import open_weights
-from swarm.broadcast.version.manifest import Layout, Span, TensorSpec, tensor_spans
+from swarm.broadcast.version.manifest import ByteSpan, Layout, TensorSpec, tensor_spans
 from swarm.errors import UserError
 from tests.builders import MIXED_LAYOUT, v
 from tests.publishers import Publisher, receiver_store
@@ -69,7 +69,7 @@ def test_regions_over_empty_and_several_tensors_are_put_together(tmp_path: Path)
     spans = tensor_spans(layout)
     for start in range(30):
         for end in range(start + 1, 31):
-            assert base.fill(layout, spans, Span(start=start, nbytes=end - start)) == content[start:end]
+            assert base.fill(layout, spans, ByteSpan(start=start, nbytes=end - start)) == content[start:end]
 
 
 def test_tensors_under_another_name_shape_or_dtype_are_not_taken(publisher: Publisher, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_tensors_under_another_name_shape_or_dtype_are_not_taken(publisher: Publ
     def filled(name: str, dtype: str, shape: tuple[int, ...], aliases: tuple[str, ...] = ()) -> bool:
         spec = TensorSpec(name=name, dtype=dtype, shape=shape, aliases=aliases)  # type: ignore[arg-type]
         layout = Layout(tensors=(spec,), files=())
-        return base.fill(layout, tensor_spans(layout), Span(start=8, nbytes=16)) is not None
+        return base.fill(layout, tensor_spans(layout), ByteSpan(start=8, nbytes=16)) is not None
 
     assert filled("embed", "BF16", (700, 512))
     assert filled("lm_head", "BF16", (700, 512), aliases=("other", "embed"))

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from swarm.broadcast.store.store import ChunkFile, HeldVersion
-from swarm.broadcast.version.manifest import ChunkTable, Span
+from swarm.broadcast.version.manifest import ByteSpan, ChunkTable
 from tests.builders import MIXED_LAYOUT, publish, weights_of
 
 
@@ -32,7 +32,7 @@ def test_chunks_arrive_in_any_order_and_are_counted_once(version: HeldVersion, t
         assert chunks.have(chunks.segments[0])[index // 8] >> index % 8 & 1
     assert chunks.complete
     assert chunks.chunk(0).readonly
-    whole = Span(start=0, nbytes=version.table.encoded_bytes)
+    whole = ByteSpan(start=0, nbytes=version.table.encoded_bytes)
     assert chunks.encoded(whole) == version.chunks.encoded(whole)
     assert (tmp_path / "v.chunks").read_bytes() == version.chunks.path.read_bytes()
 

@@ -20,11 +20,11 @@ from swarm.broadcast.version.manifest import (
     MIN_REGION_BYTES,
     MODEL_BYTES,
     TABLE_BYTES,
+    ByteSpan,
     ChunkTable,
     Head,
     Layout,
     RegionEntry,
-    Span,
     by_expert,
     chunk_spans,
     open_head,
@@ -84,7 +84,7 @@ def test_regions_are_of_one_dtype_and_pass_over_tensors() -> None:
     spans = regions_of(MIXED_LAYOUT)
     assert {1_331_200, 1_491_200} <= {span.start for span in spans}
     assert len(spans) == 21 + 3 + 1
-    assert regions_of(layout(("a", "BF16", (3,)), ("b", "BF16", (5,)))) == [Span(start=0, nbytes=16)]
+    assert regions_of(layout(("a", "BF16", (3,)), ("b", "BF16", (5,)))) == [ByteSpan(start=0, nbytes=16)]
 
 
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from swarm.broadcast.store import disk
 from swarm.broadcast.store.base_model import BaseModel
-from swarm.broadcast.version.manifest import Span, tensor_spans
+from swarm.broadcast.version.manifest import ByteSpan, tensor_spans
 from swarm.errors import UserError
 from swarm.learner.checkpoint.files import (
     ADAPTER_WEIGHTS,
@@ -164,7 +164,7 @@ def test_a_mixture_of_experts_learns_and_its_checkpoint_is_what_is_published(tmp
     trainer.stage()
     local = BaseModel(directory)
     named = local.named_as_here(layout)
-    whole = Span(start=0, nbytes=layout.total_bytes)
+    whole = ByteSpan(start=0, nbytes=layout.total_bytes)
     assert len(named.tensors) == len(layout.tensors) + 2 * (3 * 4 - 2)
     assert local.fill(named, tensor_spans(named), whole) == (tmp_path / "run/staging.bin").read_bytes()
 

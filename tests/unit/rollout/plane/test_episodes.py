@@ -23,7 +23,7 @@ from swarm.rollout.plane.effects import Effect, Evaluated, GenerationFailed, Gra
 from swarm.rollout.plane.episodes import Episode, EpisodeRules, part_of, reads_of
 from swarm.rollout.plane.groups import LEASE_SLACK_S, MAX_LEASED_TOKENS
 from swarm.rollout.plane.plane import RolloutPlane
-from swarm.types import Lease, NodeId, Observed, Progress, Prompt, Span, Turn
+from swarm.types import EpisodeProgress, Lease, NodeId, Observed, Prompt, Span, Turn
 from tests.builders import (
     ALICE,
     BOB,
@@ -97,7 +97,7 @@ def verdict(plane: RolloutPlane, answer: Answer, node: NodeId = ALICE) -> tuple[
 def test_a_sampler_plays_an_episode_under_one_lease_and_it_becomes_one_rollout() -> None:
     plane = plane_of()
     (lease,) = ask(plane, ALICE, 0, 1)
-    assert lease.episode == Progress(max_tokens=40)
+    assert lease.episode == EpisodeProgress(max_tokens=40)
     first = turn(lease, 0, 4)
     wanted = draw(plane, first)
     assert (wanted.drawn, wanted.node, wanted.newest) == ((ints(4, STOP),), ALICE, first.rollout)
@@ -126,9 +126,9 @@ def test_another_sampler_goes_on_from_the_last_turn_of_one_that_was_lost() -> No
     play(plane, turn(lease, 0, 4), says(7))
     plane.leave(ALICE)
     fresh, begun = ask(plane, BOB, 0, 2)
-    assert (fresh.samples[0].index, fresh.episode) == (1, Progress(max_tokens=40))
+    assert (fresh.samples[0].index, fresh.episode) == (1, EpisodeProgress(max_tokens=40))
     assert begun.samples == lease.samples[:1], "from the same seed"
-    assert begun.episode == Progress(max_tokens=40, turn=1, streams=(ints(4, STOP, 7),))
+    assert begun.episode == EpisodeProgress(max_tokens=40, turn=1, streams=(ints(4, STOP, 7),))
     accepted, *_ = play(plane, turn(begun, 1, 5), says(done=True), BOB)
     assert isinstance(accepted, RolloutAccepted)
     one = accepted.rollout
@@ -149,7 +149,7 @@ def test_an_episode_whose_sampler_is_lost_while_it_thinks_waits_once_it_is_answe
     chances = plane.leased.chances
     observe(plane, wanted, says(7))
     assert plane.leased.chances > chances
-    assert ask(plane, BOB, 0, 1)[0].episode == Progress(max_tokens=40, turn=1, streams=(ints(4, STOP, 7),))
+    assert ask(plane, BOB, 0, 1)[0].episode == EpisodeProgress(max_tokens=40, turn=1, streams=(ints(4, STOP, 7),))
 
 
 def test_a_turn_that_is_handed_in_again_is_answered_as_before() -> None:
@@ -231,7 +231,7 @@ def test_each_failure_of_a_turn_counts_once_and_others_go_on() -> None:
     assert refusal(plane, ALICE, 0) == "paced", "others have it first"
     (moved,) = ask(plane, BOB, 0, 1)
     assert (moved.episode, moved.samples[0].attempt) == (
-        Progress(max_tokens=40, turn=1, streams=(ints(4, STOP, 7),)),
+        EpisodeProgress(max_tokens=40, turn=1, streams=(ints(4, STOP, 7),)),
         1,
     )
     play(plane, turn(moved, 1), says(8), BOB)
@@ -305,7 +305,7 @@ def test_players_have_streams_of_their_own_and_are_rewarded_for_their_last_turns
     play(plane, turn(lease, 0, 4), Observed(token_ids=ints(9, 9), seat=1, rewards=(0.25, 8.0)))
     plane.leave(ALICE)
     (moved,) = ask(plane, BOB, 0, 1)
-    assert moved.episode == Progress(max_tokens=40, turn=1, seat=1, streams=(ints(4, STOP), ints(9, 9)))
+    assert moved.episode == EpisodeProgress(max_tokens=40, turn=1, seat=1, streams=(ints(4, STOP), ints(9, 9)))
     accepted, scored, *_ = play(plane, turn(moved, 1, 5), Observed(rewards=(-1.0, 1.0), done=True), BOB)
     assert isinstance(accepted, RolloutAccepted)
     assert isinstance(scored, RolloutScored)
@@ -325,7 +325,7 @@ def test_an_environment_that_begins_says_what_is_read_first() -> None:
     assert refusal(plane, ALICE, 0) == "paced"
     assert observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1)) == []
     (lease,) = ask(plane, ALICE, 0, 1)
-    assert lease.episode == Progress(max_tokens=40, seat=1, streams=(b"", ints(5, 6)))
+    assert lease.episode == EpisodeProgress(max_tokens=40, seat=1, streams=(b"", ints(5, 6)))
     assert draw(plane, turn(lease, 0)).newest == rollout(group_id="t0", tokens=(4, STOP))
     held_out = plane.evaluate(v(0), [prompt(0), prompt(1)])
     assert [(one.group_id, one.index, one.drawn) for one in held_out] == [("e0.1-0", 0, ()), ("e0.1-1", 0, ())]
@@ -364,7 +364,7 @@ def test_what_a_barred_node_drew_any_turn_of_is_drawn_by_others_from_the_beginni
     assert verdict(plane, turn(moved, 1), BOB) == ("stale", "this episode has begun again")
     plane.leave(BOB)
     (again,) = ask(plane, BOB, 0, 1)
-    assert (again.episode, again.samples[0].attempt) == (Progress(max_tokens=40), 1)
+    assert (again.episode, again.samples[0].attempt) == (EpisodeProgress(max_tokens=40), 1)
     play(plane, turn(again, 0, 6), says(7), BOB)
     assert verdict(plane, turn(moved, 1), BOB)[0] == "stale", "though it is this turn's number"
 
@@ -375,7 +375,7 @@ def test_what_a_barred_node_drew_of_an_open_episode_goes_when_it_is_answered() -
     wanted = draw(plane, turn(lease, 0))
     plane.bar(ALICE, "lied")
     assert observe(plane, wanted, says(7)) == []
-    assert ask(plane, BOB, 0, 1)[0].episode == Progress(max_tokens=40)
+    assert ask(plane, BOB, 0, 1)[0].episode == EpisodeProgress(max_tokens=40)
 
 
 # -- another life of the learner ---------------------------------------------------------------------------------
