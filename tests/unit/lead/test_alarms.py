@@ -45,12 +45,9 @@ def test_steps_without_variance_go_off_after_some_of_them() -> None:
     assert "no group of the last 5 steps had two different rewards" in alarm.text
     assert signal.stepped(batch, {"frac_reward_zero_std": 0.99}) is None
     assert signal.stepped(batch, FLAT) is None, "one group that teaches begins the count again"
-
-
-def test_of_small_batches_more_steps_are_waited_for() -> None:
-    signal = LearningSignal()
-    raised = [signal.stepped([group([1.0, 1.0])], FLAT) is not None for _ in range(FLAT_GROUPS)]
-    assert raised == [False] * (FLAT_GROUPS - 1) + [True]
+    small = LearningSignal()
+    raised = [small.stepped([group([1.0, 1.0])], FLAT) is not None for _ in range(FLAT_GROUPS)]
+    assert raised == [False] * (FLAT_GROUPS - 1) + [True], "of small batches more steps are waited for"
 
 
 @pytest.mark.parametrize(("low", "high", "kind"), [(199, 1, "reward_floor"), (190, 10, None)])
@@ -61,16 +58,13 @@ def test_rewards_at_their_lowest_go_off(low: int, high: int, kind: str | None) -
     assert (raised[-1].kind if raised[-1] else None) == kind
 
 
-def test_rewards_that_were_lower_before_are_not_at_their_lowest() -> None:
+@pytest.mark.parametrize(("before", "then"), [([-1.0, 0.0], group([0.0] * 200)), ([], group([1.0] * 200, exact=True))])
+def test_rewards_that_were_lower_before_or_are_of_solved_completions_are_not_at_their_lowest(
+    before: list[float], then: Group
+) -> None:
     signal = LearningSignal()
-    signal.stepped([group([-1.0, 0.0])], {})
-    assert [signal.stepped([group([0.0] * 200)], {}) for _ in range(2 * FLOOR_STEPS)] == [None] * 2 * FLOOR_STEPS
-
-
-def test_the_lowest_reward_of_solved_completions_is_no_floor() -> None:
-    signal = LearningSignal()
-    batch = [group([1.0] * 200, exact=True)]
-    assert [signal.stepped(batch, {}) for _ in range(2 * FLOOR_STEPS)] == [None] * 2 * FLOOR_STEPS
+    signal.stepped([group(before)], {})
+    assert [signal.stepped([then], {}) for _ in range(2 * FLOOR_STEPS)] == [None] * 2 * FLOOR_STEPS
 
 
 def test_rewards_that_fail_now_and_then_are_an_alarm() -> None:

@@ -171,6 +171,8 @@ async def test_a_newcomer_waits_for_the_next_version_unless_somebody_is_missing(
     swarm = await settled(*there)
     swarm.offer("c1", 1.0)
     assert swarm.provisioning._due.is_set() == due
+    swarm.provisioning._carry_out({NodeId(name) for name, _ in there})
+    assert "c1" not in swarm.standby, "one that came while it was decided is not judged"
 
 
 async def test_a_measured_install_is_not_taken_to_wait_for_the_version_before_once_more() -> None:
@@ -179,13 +181,6 @@ async def test_a_measured_install_is_not_taken_to_wait_for_the_version_before_on
     swarm.provisioning._installs_s.update(a1=1.5 * STEP_S)
     workers = [Worker(name=name, device_class="b", rollouts_per_s=1.0) for name in ("a1", "a2")]
     assert swarm.provisioning._disseminate()(workers).install_s[0] == 1.5 * STEP_S
-
-
-async def test_one_that_came_while_it_was_decided_is_not_judged() -> None:
-    swarm = await settled(*PRICED)
-    late = swarm.offer("c1", 9.0)
-    swarm.provisioning._carry_out({NodeId(name) for name, _ in PRICED})
-    assert late not in swarm.standby
 
 
 async def test_rent_is_for_who_is_active_and_traffic_for_all() -> None:
@@ -208,13 +203,11 @@ async def test_metered_traffic_is_charged_both_ways_and_once() -> None:
     swarm.now += 1.0
     figures = swarm.provisioning.stepped(waited_s=0.0, period_s=1.0)
     assert figures["cost_total"] == pytest.approx(0.034 * 2.0 + 0.006 * 2.0 + 0.04 * 1.0)
-
-
-async def test_what_a_sampler_received_in_a_former_life_of_the_learner_is_not_charged_again() -> None:
-    swarm = Swarm(absent=(NodeId("m1"),))
-    swarm.offer("m1", traffic_cost_per_gb=1.0, received_bytes=50_000_000)
-    swarm.offer("m1", traffic_cost_per_gb=1.0, received_bytes=60_000_000)
-    assert swarm.provisioning.status()["cost"]["cost_total"] == pytest.approx(0.01)
+    later = Swarm(absent=(NodeId("m1"),))
+    for received in (50_000_000, 60_000_000):
+        later.offer("m1", traffic_cost_per_gb=1.0, received_bytes=received)
+    cost = later.provisioning.status()["cost"]["cost_total"]
+    assert cost == pytest.approx(0.01), "what it received in a former life of the learner is not charged again"
 
 
 async def test_a_run_that_has_cost_enough_says_so_once() -> None:
@@ -246,6 +239,11 @@ async def test_a_budget_makes_the_cheapest_the_default_and_is_kept() -> None:
     assert swarm.active() <= {"a1", "a2"}
     assert len(swarm.active()) == 1
     assert not swarm.provisioning.status()["capacity"]["feasible"]
+    dear = Swarm(budget_per_hour=0.5)
+    dear.offer("a1", 1.0)
+    await dear.provisioning.decide()
+    assert dear.standby == {"a1": "your price is more than the whole budget per hour"}
+    assert dear.said[-1].startswith("0 samplers active, 1 on standby: to try any of them costs more than")
 
 
 async def test_before_a_version_was_timed_nobody_is_put_on_standby() -> None:
@@ -318,15 +316,6 @@ async def test_who_is_back_before_it_was_missed_is_paid_and_measured_again() -> 
     assert swarm.active() == {"a1", "a2"}
     assert swarm.provisioning.status()["cost"]["cost_per_hour"] == 2.0
     assert swarm.events[-1] == ("activated", node)
-
-
-async def test_a_budget_that_tries_nobody_is_told_to_both_sides() -> None:
-    swarm = Swarm(budget_per_hour=0.5)
-    swarm.offer("a1", 1.0)
-    await swarm.provisioning.decide()
-    assert swarm.active() == set()
-    assert swarm.standby == {"a1": "your price is more than the whole budget per hour"}
-    assert swarm.said[-1].startswith("0 samplers active, 1 on standby: to try any of them costs more than")
 
 
 @pytest.mark.parametrize(("rate", "activate"), [(5e-324, "cheapest"), (1e-6, "all")])

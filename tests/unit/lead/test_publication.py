@@ -188,21 +188,21 @@ async def test_a_step_whose_publication_was_due_is_published(world: World) -> No
 # -- weights that are kept for audits ------------------------------------------------------------------------
 
 
-def test_a_second_name_costs_no_copy(tmp_path: Path) -> None:
-    (tmp_path / "weights.bin").write_bytes(b"abc")
-    hold_weights(tmp_path / "weights.bin", tmp_path / "held.bin", MIXED_LAYOUT)
-    assert os.path.samefile(tmp_path / "weights.bin", tmp_path / "held.bin")
-
-
-def test_where_a_file_has_one_name_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_name_costs_no_copy_and_where_there_is_none_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("no hard links here")
 
+    weights, held = tmp_path / "weights.bin", tmp_path / "held.bin"
+    weights.write_bytes(b"abc")
+    hold_weights(weights, held, MIXED_LAYOUT)
+    assert os.path.samefile(weights, held)
+    held.unlink()
     monkeypatch.setattr(os, "link", refuse)
-    (tmp_path / "weights.bin").write_bytes(b"abc")
-    hold_weights(tmp_path / "weights.bin", tmp_path / "held.bin", MIXED_LAYOUT)
-    (tmp_path / "weights.bin").write_bytes(b"xyz")
-    assert (tmp_path / "held.bin").read_bytes() == b"abc"
+    hold_weights(weights, held, MIXED_LAYOUT)
+    weights.write_bytes(b"xyz")
+    assert held.read_bytes() == b"abc"
 
 
 def test_of_an_adapter_run_the_adapter_alone_is_held(tmp_path: Path) -> None:

@@ -13,14 +13,12 @@ from swarm.broadcast.publishing import base_of_file
 from swarm.broadcast.store.disk import copy_parts
 from swarm.broadcast.version.manifest import frozen_regions, region_tensors, regions_of, trained_spans
 from swarm.errors import UserError
-from swarm.learner.adapter import ALPHA, WithoutAdapter, attach, is_adapted, module_name, targets_of
+from swarm.learner.adapter import ALPHA, WithoutAdapter, module_name, targets_of
 from swarm.learner.batch import micro_batches
 from swarm.learner.checkpoint.model_files import stored_weights
-from swarm.learner.memory import check_weights, shape_of, step_bytes
 from swarm.learner.messages import Train, TrainerConfig
 from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
-from tests.unit.learner.test_memory import ON_GPU
 from tests.unit.models import frozen, logprobs_of, published
 from tests.unit.rows import CPU, row
 from tests.unit.trainers import group, trainer_in
@@ -159,25 +157,3 @@ def test_targets_are_all_linear_layers_but_the_head_and_a_model_without_is_refus
     old: Any = GPT2LMHeadModel
     with pytest.raises(UserError, match=r"no linear layers of torch's[^\n]*$"):
         targets_of(old(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=14)))
-
-
-def test_memory_is_reckoned_for_what_is_trained_and_what_is_frozen() -> None:
-    model = tiny_model(0)
-    whole = shape_of(model)
-    attach(model, RANK, ALPHA * RANK, name="tiny", seed=0)
-    assert is_adapted(model)
-    shape = shape_of(model)
-    assert (whole.trained, shape.parameters) == (whole.parameters, whole.parameters + shape.trained)
-    assert shape.trained == RANK * sum(m.in_features + m.out_features for m in _adapted_layers(model))
-    # Autocast copies what is not bf16 already: 2 bytes of each that is trained.
-    assert step_bytes(shape, ON_GPU)["weights gathered or in bf16"] == 2 * shape.trained
-    assert step_bytes(shape, ON_GPU)["gradients and AdamW"] == 12 * shape.trained
-    just = 16 * shape.trained + 2 * whole.parameters
-    rules, device = TrainerConfig(precision="bfloat16"), torch.device("cuda:0")
-    check_weights(shape, rules, device, (just, 1 << 40), 1)
-    with pytest.raises(UserError, match=rf"to train {shape.trained:,} parameters and hold {whole.parameters:,} frozen"):
-        check_weights(shape, rules, device, (just - 1, 1 << 40), 1)
-
-
-def _adapted_layers(model: Any) -> list[Any]:
-    return [module.base_layer for module in model.modules() if hasattr(module, "lora_A")]

@@ -41,17 +41,13 @@ def test_a_volunteer_whose_rollouts_would_be_stale_is_left_out_and_told() -> Non
     assert "too old" in found.standby["slow"]
 
 
-def test_metered_traffic_counts_in_the_ranking() -> None:
+def test_metered_traffic_and_starts_of_those_who_often_leave_count_in_the_ranking() -> None:
     metered = [worker(f"metered{number}", 0.3, 0.19, metered=0.1) for number in range(20)]
     found = choose(metered + cards(20, 0.3, 0.2))
     assert {name[:4] for name in found.active} == {"card"}
     assert choose(metered).cost_per_hour == pytest.approx(len(choose(metered).active) * (0.19 + 30 * 0.008))
-
-
-def test_starts_of_those_who_often_leave_count_in_the_ranking() -> None:
     leaving = [worker(f"leaving{n}", 0.3, 0.2, start_s=1800, departures_per_hour=0.5) for n in range(20)]
-    found = choose(leaving + cards(20, 0.3, 0.22))
-    assert {name[:4] for name in found.active} == {"card"}
+    assert {name[:4] for name in choose(leaving + cards(20, 0.3, 0.22)).active} == {"card"}
 
 
 def test_departures_ask_for_more() -> None:

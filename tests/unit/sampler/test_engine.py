@@ -184,8 +184,8 @@ def test_a_model_whose_configuration_has_names_of_its_own_is_taken(tmp_path: Pat
 
 
 def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(engine: TransformersEngine) -> None:
-    """Prompts of three lengths, so that some are filled up, and answers of two."""
-    jobs = [job(5, prompt=LONG), job(1), job(2, temperature=0.3), job(3, prompt=(1,)), job(6, limit=3)]
+    """Prompts of three lengths, so that some are filled up, and answers of two, of which the longer are drawn first."""
+    jobs = [job(6, limit=3), job(5, prompt=LONG), job(1), job(2, temperature=0.3), job(3, prompt=(1,))]
     for asked, sampled in zip(jobs, draw(engine, *jobs), strict=True):
         (alone,) = draw(engine, asked)
         assert tokens(sampled) == tokens(alone)

@@ -14,32 +14,12 @@ import pytest
 from swarm.errors import UserError
 from swarm.learner.tiny import tiny_tokenizer
 from swarm.tasks.chat import ChatTemplate, is_printed, load_chat_template
+from tests.chats import TEMPLATES
 
 BEGAN = datetime(2026, 7, 24, 9, 30)
 
-THINKING = """\
-{%- if tools %}{{- raise_exception('no tools here') }}{%- endif %}
-{%- set ns = namespace(seen=false) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if not ns.seen and message.role == 'user' and not message.content.startswith('<x>') %}
-        {%- set ns.seen = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- if message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\\n' + message.content.split('</think>')[-1].lstrip('\\n') + '<|im_end|>\\n' }}
-    {%- else %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
-{%- endif %}
-"""
+QWEN3 = (TEMPLATES / "qwen3.jinja").read_text(encoding="utf-8")
+
 
 HEADERS = """\
 {{- bos_token }}
@@ -106,8 +86,8 @@ def _loaded(directory: Path, **arguments: Any) -> ChatTemplate:
 @pytest.mark.parametrize(
     ("template", "arguments"),
     [
-        (THINKING, {}),
-        (THINKING, {"enable_thinking": False}),
+        (QWEN3, {}),
+        (QWEN3, {"enable_thinking": False}),
         (HEADERS, {}),
         (HEADERS, {"date_string": "x"}),
         (BRACKETS, {}),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.rollout.journal.entries import BatchTaken, GroupDropped
+from swarm.rollout.journal.entries import GroupDropped
 from swarm.rollout.plane.effects import Judged
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Lease
@@ -66,14 +66,6 @@ def test_an_answer_that_only_a_lower_bound_makes_stale_is_counted_as_such(lowere
     judged, *_ = plane.submit(ALICE, answering(lease, late), now=0.0)
     assert isinstance(judged, Judged)
     assert (judged.verdict, judged.counted_as) == ("stale", said)
-
-
-def test_a_batch_is_recorded_with_the_bound_that_it_was_checked_against() -> None:
-    plane = without_an_aim()
-    submit_and_score(plane, ALICE, ask(plane, ALICE, 0, 1), 0)
-    plane.set_bound(4)
-    _, (taken, *_) = plane.take()
-    assert taken == BatchTaken(step=0, max_staleness=4, numbers=(0,))
 
 
 def test_a_group_remembers_the_bound_of_its_opening_and_not_a_later_one() -> None:

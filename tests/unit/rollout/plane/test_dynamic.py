@@ -56,12 +56,6 @@ def test_others_are_drawn_for_groups_without_variance() -> None:
     assert taken(plane) == ["t1", "t2"]
 
 
-def test_without_it_a_batch_has_them() -> None:
-    plane = new_plane(max_staleness=0)
-    assert replaced(give(plane, ask(plane, ALICE, 0, 4), FLAT, UNEVEN)) == []
-    assert taken(plane) == ["t0", "t1"]
-
-
 def test_a_step_takes_what_there_is_once_as_many_were_replaced_as_a_batch_has() -> None:
     plane = dynamic_plane()
     assert replaced(give(plane, ask(plane, ALICE, 0, 4), FLAT, FLAT)) == ["t0", "t1"]
@@ -94,15 +88,6 @@ def test_a_restart_judges_no_group_again() -> None:
     assert run.take(1) == ("t2", "t3")
     plane, _ = run.restored(1)
     assert (taken(plane), taken(run.plane)) == (["t4", "t5"], ["t4", "t5"])
-
-
-def test_a_restart_goes_on_counting() -> None:
-    run = Run(dynamic_plane(max_staleness=2))
-    leases = run.ask(ALICE, 0, 4)
-    run.note(give(run.plane, leases, FLAT, FLAT))
-    plane, _ = run.restored(0)
-    assert replaced(give(plane, ask(plane, ALICE, 0, 4), FLAT, UNEVEN)) == []
-    assert plane.can_take(now=100.0)
 
 
 def played(index: int, *rewards: float, seats: Sequence[int] = (0, 0)) -> Rollout:

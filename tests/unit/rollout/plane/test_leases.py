@@ -10,7 +10,6 @@ from unittest.mock import PropertyMock
 import pytest
 from msgspec import structs
 
-from swarm.rollout.journal.entries import RecordedLease
 from swarm.rollout.plane.groups import ALL_FAILED_RETRY_S, LEASE_SLACK_S, RETRY_S, Group, LeaseTable, sample_seed
 from swarm.rollout.plane.nodes import (
     LIMIT_FACTOR,
@@ -264,18 +263,6 @@ def test_groups_are_put_in_order_when_they_change_and_not_for_each_node_that_ask
     table.answer(groups[7], rollout(group_id="t7"), ALICE)
     assert [group.order for group in table.claimable(v(1))][:2] == [7, 0]
     assert measured.call_count == 1
-
-
-def test_restored_holders_have_what_is_not_answered(table: LeaseTable) -> None:
-    group = open_group(table, 0, size=3)
-    table.answer(group, rollout(index=1), ALICE)
-    leased = [(0, BOB, 2), (2, CAROL, 1), (1, ALICE, 0), (0, ALICE, 2)]
-    table.restore(group, [RecordedLease(*one) for one in leased], heard_at=50.0)
-    assert [sample.node for sample in group.samples] == [ALICE, None, CAROL]
-    assert [sample.attempt for sample in group.samples] == [2, 0, 1]
-    assert group.samples[0].leased_to == {BOB: 2, ALICE: 2}
-    assert table.silent(now=52.9) == [BOB]
-    assert set(table.silent(now=53.0)) == {ALICE, BOB, CAROL}
 
 
 def test_what_the_table_counts_is_what_a_look_at_every_sample_would_count() -> None:

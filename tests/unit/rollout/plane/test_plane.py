@@ -81,13 +81,6 @@ def test_a_taken_batch_makes_room_for_one_more() -> None:
     assert len(ask(plane, BOB, 1, 100)) == 1
 
 
-def test_a_sampler_with_old_weights_is_behind_not_paced() -> None:
-    plane = new_plane(max_staleness=0)
-    spend_batch(plane, 0)
-    assert refusal(plane, BOB, 0) == "behind"
-    assert ask(plane, BOB, 1, 1)
-
-
 def test_a_sampler_that_claims_an_unpublished_version_gets_nothing() -> None:
     plane = new_plane(newest=None)
     assert refusal(plane, ALICE, 0) == "starting"
@@ -425,12 +418,6 @@ def works(plane: RolloutPlane, node: NodeId) -> None:
     """A node of a measured class has given an answer."""
     plane.leased.hear(node, now=0.0, measured=True)
     plane.leased._nodes[node].answers += 1
-
-
-def test_a_swarm_of_unmeasured_classes_alone_fills_its_batches() -> None:
-    plane = new_plane(max_staleness=0, groups=1, size=8)
-    assert lease_as(plane, ALICE, measured=False) == 8
-    assert plane.can_take(now=0.0)
 
 
 def test_beside_a_measured_class_others_give_half_of_each_group_together() -> None:
