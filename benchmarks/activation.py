@@ -3,22 +3,16 @@
 bin/python -m benchmarks.activation --json
 bin/python -m benchmarks.activation --fleets 40 --sizes 50,500 --json
 
-Random fleets of `sizes` samplers: rates within a factor of ten, prices per rollout lognormal, a third with metered
-traffic, downlinks of 5 to 200 MB/s, which decide how much of a sampler's work arrives in time; departures of none, 1 in
-50 and 1 in 10 hours. The learner needs 15 to 70 % of what the fleet could do. What is needed is the selection's own:
-the model's least rate for the set it chose, and its margins (the reserve for churn is that of the chosen set: it is no
-linear function of a set; tests/property compares with all subsets, each with its own). The program minimises the summed
-price of a set with at least that rate, to a relative gap of 1e-4; the excess is of the selection's price over the
-program's.
-
-Reported: the median and the worst excess in percent, and the longest time that a selection took. Exit status 1 if the
-worst is over 2 %.
+Random fleets: rates within a factor of ten, prices per rollout lognormal, a third with metered traffic, downlinks of 5
+to 200 MB/s, which decide how much of a sampler's work arrives in time; departures of none, 1 in 50 and 1 in 10 hours.
+The learner needs 15 to 70 % of what the fleet could do. What is needed is the selection's own: the model's least rate
+for the set it chose, and its margins. The program minimises the summed price of a set with at least that rate, to a
+relative gap of 1e-4; the excess is of the selection's price over the program's (tests/property compares with all
+subsets, each with its own reserve). Exit status 1 if the worst excess is over 2 %.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
@@ -28,21 +22,16 @@ from random import Random
 import numpy
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from benchmarks import Figures, listed, parser_of, said, table_head, table_row
 from swarm.pay.fleet import Demand, Dissemination, Lengths, Worker
 from swarm.pay.prices import Offer
 from swarm.pay.selection import Market, Rules, Search
 
-VERSION_BYTES = 160e6
-"""A delta of an 8B model at 1 %."""
-
+VERSION_BYTES = 160e6  # A delta of an 8B model at 1 %
 GROUP_SIZE = 8
-
 TRAIN_STEP_S = 150.0
-
 MAX_EXCESS = 0.02
-
 GAP = 1e-4
-
 LENGTHS = Lengths.lognormal(median=2600, sigma=0.9, cap=8192)
 
 
@@ -50,7 +39,6 @@ LENGTHS = Lengths.lognormal(median=2600, sigma=0.9, cap=8192)
 class Row:
     """One fleet. Prices per hour; `choice_s` is the time of the selection."""
 
-    size: int
     chosen: int
     price: float
     min_price: float
@@ -62,7 +50,6 @@ class Row:
 
 
 def fleet_of(size: int, random: Random) -> list[Worker]:
-    """Cards of all kinds."""
     fleet = []
     for number in range(size):
         rate = random.uniform(0.05, 0.5)
@@ -132,7 +119,6 @@ def min_price(offers: list[Offer], need: float) -> float:
 
 
 def row_of(size: int, seed: int) -> Row | None:
-    """None where no set meets the target with its margins."""
     random = Random(seed)
     fleet = fleet_of(size, random)
     demand = demand_of(fleet, random)
@@ -142,53 +128,44 @@ def row_of(size: int, seed: int) -> Row | None:
     if not (selection.feasible and selection.has_margin):
         return None
     least = min_price(offers_of(demand, fleet), selection.needed_rollouts_per_s)
-    return Row(
-        size=size, chosen=len(selection.active), price=selection.cost_per_hour, min_price=least, choice_s=choice_s
-    )
+    return Row(chosen=len(selection.active), price=selection.cost_per_hour, min_price=least, choice_s=choice_s)
 
 
-def summary(rows: list[Row], infeasible: int) -> dict[str, float]:
-    excesses = [row.excess for row in rows]
+def summary(rows: list[Row], infeasible: int) -> Figures:
+    excesses, choices_s = [100 * row.excess for row in rows], [row.choice_s for row in rows]
     return {
         "fleets": len(rows),
         "infeasible": infeasible,
-        "median_excess_percent": round(100 * statistics.median(excesses), 4),
-        "max_excess_percent": round(100 * max(excesses), 4),
-        "median_choice_s": round(statistics.median(row.choice_s for row in rows), 3),
-        "max_choice_s": round(max(row.choice_s for row in rows), 3),
+        "median_excess_percent": round(statistics.median(excesses), 4),
+        "max_excess_percent": round(max(excesses), 4),
+        "median_choice_s": round(statistics.median(choices_s), 3),
+        "max_choice_s": round(max(choices_s), 3),
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--fleets", type=int, default=20, help="random fleets of each size")
-    parser.add_argument("--sizes", default="50,100,200,500")
+    parser.add_argument("--sizes", type=listed(int), default=[50, 100, 200, 500], help="50,100,200,500")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows: list[Row] = []
-    infeasible = 0
-    print(f"{'samplers':>8} {'fleets':>6} {'active':>6} {'median %':>9} {'worst %':>8} {'choice s':>8}")
-    for size in map(int, options.sizes.split(",")):
+    rows, infeasible = list[Row](), 0
+    print(table_head(["samplers", "fleets", "active", "median %", "worst %", "choice s"]))
+    for size in options.sizes:
         tried = [row_of(size, options.seed * 10_000 + number) for number in range(options.fleets)]
         found = [row for row in tried if row is not None]
         infeasible += len(tried) - len(found)
         rows += found
         if found:
-            excesses = [100 * row.excess for row in found]
-            active = statistics.fmean(row.chosen for row in found)
-            choice_s = statistics.median(row.choice_s for row in found)
-            print(
-                f"{size:>8} {len(found):>6} {active:>6.0f} {statistics.median(excesses):>9.3f}"
-                f" {max(excesses):>8.3f} {choice_s:>8.2f}",
-                flush=True,
-            )
+            of, active = summary(found, 0), statistics.fmean(row.chosen for row in found)
+            excesses = [f"{of[name]:.3f}" for name in ("median_excess_percent", "max_excess_percent")]
+            print(table_row([size, len(found), f"{active:.0f}", *excesses, of["median_choice_s"]]), flush=True)
     if not rows:
         print("no fleet could meet the target: ask for larger ones", file=sys.stderr)
         return 2
     figures = summary(rows, infeasible)
     if options.json:
-        print(json.dumps(figures))
+        said(figures)
     return 0 if figures["max_excess_percent"] <= 100 * MAX_EXCESS else 1
 
 

@@ -3,16 +3,12 @@
     bin/python -m benchmarks.audit --engines transformers/float32 mlx/int8 --model DIR --out DIR
     bin/python -m benchmarks.audit --summary DIR
 
-An engine is named KIND/PRECISION, or KIND/PRECISION/DTYPE where rounded weights are to be computed in a certain type:
-`transformers/bfloat16`, `vllm/fp8`, `mlx/int4/bfloat16`. Run vLLM one engine a call, since each wants a process of its
-own. Without --model, the model is the one that examples/smollm2.py makes.
-
-Every engine draws the same samples at temperature 1, with the same seeds: chats that answer open questions, and sums
-that the model continues as a text. The learner then replays them, once in float32 and once in bfloat16 autocast, and
-two figures of each token are saved in DIR, in a file per engine:
-
-- `error`: the log-prob that the engine claims, less the one that the learner finds, in nats;
-- `margin`: by how much the token misses being the best under its noise, in nats.
+An engine is named KIND/PRECISION, or KIND/PRECISION/DTYPE where rounded weights are to be computed in a certain type.
+Run vLLM one engine a call, since each wants a process of its own. Without --model, the model is the one that
+examples/smollm2.py makes. Every engine draws the same samples at temperature 1, with the same seeds: chats that answer
+open questions, and sums that the model continues as a text. The learner then replays them, in float32 and in bfloat16
+autocast, and two figures of each token are saved in DIR, in a file per engine: `error`, the log-prob that the engine
+claims, less the one that the learner finds, and `margin`, by how much the token misses being the best under its noise.
 
 The summary prints a line of JSON for each engine and learner, with limits in the form of swarm/audit/classes.toml: how
 large errors and margins are, and after how many audited tokens a lie is caught at the limits that hold for the class.
@@ -20,7 +16,6 @@ large errors and margins are, and after how many audited tokens a lie is caught 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import inspect
@@ -30,6 +25,7 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.sums import WORKED, questions, sides
+from benchmarks import Figures, parser_of, said
 from swarm.audit.auditing import measured_classes
 from swarm.audit.auditor import ANY, HALF, Auditor, Finding, Limits
 from swarm.learner.checkpoint.model_files import layout_of, load_model, save_small_files, stream_tensors, write_staging
@@ -51,6 +47,7 @@ from swarm.sampler.engine import EngineOptions, Generate, Install, Installed, Jo
 from swarm.types import NodeId, SamplingRules, VersionId
 from tests.unit.models import sums_of
 
+SUMS = Path(__file__).parents[1] / "examples" / "sums.jsonl"
 SUBJECTS = ("the sea", "an old clock", "trains", "bread", "honesty")
 ASKED = (
     "Write a short story about {}.",
@@ -69,7 +66,6 @@ CONTEXT_TOKENS = 256  # Of a sample with its prompt: an engine is to reserve no 
 TIME_LIMIT_S = 1800.0  # For one sample: more than any of them takes
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16_384}  # In one pass of the learner
 FIRST_SEED = 10**6
-
 LEARNERS = ("float32", "bfloat16")
 MISSES = (0.3, 1.0)  # Nats
 FACTOR = 5.0  # Between what honest engines do and a limit
@@ -78,7 +74,8 @@ REPLACED = (0.01, 0.02, 0.05, 0.1, 0.2)  # Shares of tokens that are drawn with 
 RUNS = 20  # Orders of the rollouts
 SAMPLER = NodeId("sampler")
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +108,9 @@ class Learner:
         chat = SamplingRules(temperature=1.0, max_new_tokens=CHAT_TOKENS, stop_token_ids=self._stops)
         text = SamplingRules(temperature=1.0, max_new_tokens=SUM_TOKENS, stop_token_ids=self._stops, stop=("\n",))
         open_ones = [line.format(subject) for line in ASKED for subject in SUBJECTS]
-        sums = Random(0).sample([one for pair in sides()[0] for one, _ in questions(*pair)], PROMPTS)
+        sums = Random(0).sample([json.loads(line)["prompt"] for line in SUMS.read_text().splitlines()], PROMPTS)
         wanted = [(self._chat(one), CHAT_SAMPLES, chat) for one in open_ones]
-        wanted += [(self._text(WORKED + one), SUM_SAMPLES, text) for one in sums]
+        wanted += [(self._text(one), SUM_SAMPLES, text) for one in sums]
         places = [(number, one) for number, (_, samples, _) in enumerate(wanted) for one in range(samples)]
         return [
             Asked(
@@ -133,8 +130,7 @@ class Learner:
     def _text(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
 
-    def figures(self, asked: Sequence[Asked], samples: Sequence[Sampled]) -> dict[str, np.ndarray[Any, Any]]:
-        """Of every drawn token, in order, what is saved."""
+    def figures(self, asked: Sequence[Asked], samples: Sequence[Sampled]) -> dict[str, Array]:
         pairs = list(zip(asked, samples, strict=True))
         claims = [
             AuditRollout(one.job.prompt_token_ids, drawn.token_ids, drawn.logprobs, one.job.seed)
@@ -142,7 +138,7 @@ class Learner:
         ]
         rows, counts = [row_of(claim) for claim in claims], [len(drawn.token_ids) // 4 for _, drawn in pairs]
         claimed = torch.cat([row.behaviour for row in rows]).numpy()
-        found: dict[str, np.ndarray[Any, Any]] = {
+        found: dict[str, Array] = {
             "token": np.concatenate([array("i", drawn.token_ids) for _, drawn in pairs]),
             "rollout": np.repeat([one.job.seed - FIRST_SEED for one, _ in pairs], counts),
             "position": np.concatenate([np.arange(count) for count in counts]),
@@ -160,34 +156,24 @@ class Learner:
 
 
 def engine_of(name: str, device: str) -> tuple[Any, EngineOptions]:
-    """Return an engine of the product's and its options, for a name such as mlx/int4/bfloat16."""
     kind, held_as, *computed_in = name.split("/")
     is_rounded = held_as not in ("float32", "bfloat16")
-    options: dict[str, Any] = {
+    options: Figures = {
         "device": device if kind == "transformers" else "auto",
         "dtype": computed_in[0] if computed_in else "auto" if is_rounded else held_as,
         "precision": held_as if is_rounded else "none",
-        "max_model_len": CONTEXT_TOKENS,
-        "hang_s": TIME_LIMIT_S,
     }
-    engine: Any
-    if kind == "vllm":
-        from swarm.sampler.vllm.engine import VllmEngine
-
-        engine = VllmEngine()
-    elif kind == "mlx":
-        from swarm.sampler.mlx.engine import MlxEngine
-
-        engine = MlxEngine()
-    else:
-        from swarm.sampler.transformers import TransformersEngine
-
-        engine = TransformersEngine()
-    return engine, EngineOptions(**options)
+    # Each needs libraries that the others do without.
+    module, engine = {
+        "vllm": ("swarm.sampler.vllm.engine", "VllmEngine"),
+        "mlx": ("swarm.sampler.mlx.engine", "MlxEngine"),
+        "transformers": ("swarm.sampler.transformers", "TransformersEngine"),
+    }[kind]
+    made = getattr(import_module(module), engine)()
+    return made, EngineOptions(**options, max_model_len=CONTEXT_TOKENS, hang_s=TIME_LIMIT_S)
 
 
 async def drawn_by(name: str, learner: Learner, asked: Sequence[Asked], device: str) -> tuple[list[Sampled], str]:
-    """Return the samples, and the class that the engine says it is of."""
     engine, options = engine_of(name, device)
     start = Start(directory=str(learner.files), layout=learner.layout, options=options)
     started = await _answer(engine.start(start, _quietly))
@@ -231,17 +217,17 @@ def measure(engines: Sequence[str], model: str, device: str, prompts: int, out: 
             began = time.monotonic()
             samples, engine_class = asyncio.run(drawn_by(name, learner, asked, device))
             drawn_s = time.monotonic() - began
-            found: dict[str, Any] = learner.figures(asked, samples)
+            found: Figures = learner.figures(asked, samples)
             file = out / f"{name.replace('/', '-')}.npz"
             np.savez_compressed(file, engine=np.array(name), engine_class=np.array(engine_class), **found)
-            said = {"engine": name, "class": engine_class, "tokens": len(found["token"]), "drawn_s": round(drawn_s, 1)}
-            print(json.dumps({**said, "replayed_s": round(time.monotonic() - began - drawn_s, 1)}), flush=True)
+            told = {"engine": name, "class": engine_class, "tokens": len(found["token"]), "drawn_s": round(drawn_s, 1)}
+            said(told | {"replayed_s": round(time.monotonic() - began - drawn_s, 1)})
 
 
 # -- the summary -------------------------------------------------------------------------------------------------
 
 
-def summary(directory: Path) -> Iterator[dict[str, Any]]:
+def summary(directory: Path) -> Iterator[Figures]:
     for path in sorted(directory.glob("*.npz")):
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
@@ -249,8 +235,7 @@ def summary(directory: Path) -> Iterator[dict[str, Any]]:
             yield figures(arrays, learner) | caught(arrays, learner)
 
 
-def figures(arrays: Arrays, learner: str) -> dict[str, Any]:
-    """Return the figures of an engine against a learner's precision. Nats throughout."""
+def figures(arrays: Arrays, learner: str) -> Figures:
     error, margin = (arrays[f"{name}_{learner}"].astype(np.float64) for name in ("error", "margin"))
     is_early = early(arrays)
     bias = max(abs(float(error[where].mean())) for where in (is_early, ~is_early))
@@ -275,21 +260,21 @@ def figures(arrays: Arrays, learner: str) -> dict[str, Any]:
     }
 
 
-def _error_of_mean(error: np.ndarray[Any, Any], rollout: np.ndarray[Any, Any]) -> float:
+def _error_of_mean(error: Array, rollout: Array) -> float:
     """The standard error of the mean, as if only whole rollouts were independent."""
     _, place = np.unique(rollout, return_inverse=True)
     sums = np.bincount(place, error - error.mean())
     return float(np.sqrt((sums**2).sum()) / len(error))
 
 
-def early(arrays: Arrays) -> np.ndarray[Any, Any]:
+def early(arrays: Arrays) -> Array:
     """Return which tokens are in the first half of their answer."""
     _, place, counts = np.unique(arrays["rollout"], return_inverse=True, return_counts=True)
-    found: np.ndarray[Any, Any] = arrays["position"] < counts[place] / 2
+    found: Array = arrays["position"] < counts[place] / 2
     return found
 
 
-def better(arrays: Arrays) -> np.ndarray[Any, Any]:
+def better(arrays: Arrays) -> Array:
     """Return which rollouts are in the better half of their prompt's answers: the likelier one, by the float32
     learner's sum of log-probs, which stands in for a reward."""
     rollouts, first, place = np.unique(arrays["rollout"], return_index=True, return_inverse=True)
@@ -307,7 +292,6 @@ def limits_for(engine_class: str, learner: str) -> Limits:
 
 
 def findings(arrays: Arrays, learner: str) -> list[Finding]:
-    """Return the audit's findings, a rollout each, in order; the better half of a prompt's answers has side 1."""
     starts = np.flatnonzero(np.diff(arrays["rollout"], prepend=-1))
     errors, margins = (np.split(arrays[f"{name}_{learner}"], starts[1:]) for name in ("error", "margin"))
     sides = np.where(better(arrays), 1, -1)
@@ -359,7 +343,7 @@ def other_margins(nll: Any, draw: np.random.Generator) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--engines", nargs="+", default=["transformers/float32", "transformers/bfloat16"])
     parser.add_argument("--device", default="cpu", help="of transformers, and of the learner: cpu or cuda")
     parser.add_argument("--model", help="directory of a model with a chat template")
@@ -374,7 +358,7 @@ def main() -> None:
         torch.set_num_threads(given.threads)
         measure(given.engines, given.model or made_model(), given.device, given.prompts, given.out)
     for row in summary(given.summary or given.out):
-        print(json.dumps(row))
+        said(row)
 
 
 def made_model() -> str:

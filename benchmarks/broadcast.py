@@ -1,11 +1,9 @@
 """How near to the physical limit a version reaches every peer: real node processes in shaped network namespaces. Root.
 
 bin/python -m benchmarks.broadcast --peers 8 --up-mbit 50 --down-mbit 100 --schemes relay,star --json
-bin/python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.toml --repeat 3 --json
 bin/python -m benchmarks.broadcast --profile benchmarks/profiles/heterogeneous.toml --kill fastest@0.5 --size-mib 32
 bin/python -m benchmarks.broadcast --peers 8 --stall 5@0.5:up --size-mib 32
 bin/python -m benchmarks.broadcast --peers 8 --delta 1e-6 --size-mib 512 --schemes relay
-bin/python -m benchmarks.broadcast --peers 40 --up-mbit 10 --down-mbit 20 --size-mib 32 --kill 5@0.5 --second
 
 A profile is a TOML file with a table [[host]] for each host: up_mbit, down_mbit (of 1,000,000 bits) and reachable
 (true if not given; a host that is not can dial but not be dialled). The first is the learner, and is host 1 of --kill
@@ -19,15 +17,12 @@ clock starts, but those of a forest, which gets its plan with its first version:
 
 Figures, medians of --repeat; the times are of one clock, from when the version, encoded, is announced:
 last_peer_s, first_peer_s  until the last and the first peer hold every chunk, verified
-bound_s, ratio             the largest of the four terms of benchmarks/links.py, with F the bytes of the encoded
-                           version; and last_peer_s over it. With faults, each stretch between two of them counts with
-                           the bound of the links and peers that are left, and bound_without_faults_s is that of the
-                           whole profile
-victims_sent_copies        what each victim of a fault had sent by then, in units of F: of a killed node in a tree,
-                           above zero if it had children
-topology                   the plan by which the learner sent, as it says itself
+bound_s, ratio             the largest of the four terms of benchmarks/links.py; and last_peer_s over it. With faults,
+                           each stretch between two of them counts with the bound of the links and peers that are left,
+                           and bound_without_faults_s is that of the whole profile
+victims_sent_copies        what each victim of a fault had sent by then, in encoded versions
 cpu_s_per_gb               user and system CPU of all processes of the scheme, over 1e9 bytes delivered to peers
-learner_sent_bytes         what left the learner's interface, with all headers; learner_copies in units of F
+learner_sent_bytes         what left the learner's interface, with all headers; learner_copies in encoded versions
 tbf counts Ethernet's, IP's and TCP's headers, so that no ratio can be under 1.046. With --json the last line is one
 JSON object; its `schemes` has these by scheme. One that fails has `error` instead, and the exit status is 1.
 """
@@ -49,12 +44,15 @@ from typing import Any
 
 import msgspec
 
+from benchmarks import Figures, parser_of, said
 from benchmarks.links import (
+    EVENT_S,
     LEARNER,
     BadProfile,
     Fault,
-    Figures,
+    Observer,
     Profile,
+    Speaker,
     Transfer,
     TransferFailed,
     bound_s,
@@ -62,33 +60,24 @@ from benchmarks.links import (
     equal_profile,
     figures_of,
     medians,
+    poll,
     read_fault,
     read_profile,
+    shaped,
     survivors,
 )
-from benchmarks.shaped import EVENT_S, Observer, Speaker, poll, shaped
 from tests.integration.processes import Node, fetch_status
 from tests.netns.hosts import Hosts, NetnsError, unusable
 
 SCHEMES = ("relay", "mesh", "chain", "tree", "forest", "star")
-
 MIB = 1 << 20
-
-READY_S = 120.0
-"""Until all peers are proven public, or not, and have their streams: seconds after the last has started."""
-
+READY_S = 120.0  # Until all peers are proven public, or not, and have their streams: seconds after the last has started
 READY_POLL_S = 1.0
-STEADY_S = 4.0
-"""Streams are complete when their numbers have not changed for so long: two rounds of gossip."""
-
-POLL_S = 0.5
-"""How often a peer that may be done is asked, which it cannot be before its interface has received all bytes: an
-answer costs it some milliseconds of its loop, and the moment itself is told by the peer."""
+STEADY_S = 4.0  # Streams are complete when their numbers have not changed for so long: two rounds of gossip
+POLL_S = 0.5  # How often a peer is asked that may be done: an answer costs it some milliseconds of its loop
 
 POLL_ANYWAY_S = 10.0
-
-ENCODE_BYTES_PER_S = 20e6
-"""Nothing encodes slower than this."""
+ENCODE_BYTES_PER_S = 20e6  # Nothing encodes slower than this
 
 LIMIT_S, LIMIT_BOUNDS = 60.0, 30.0
 """A transfer that takes longer than LIMIT_S and LIMIT_BOUNDS times the bound has failed."""
@@ -106,8 +95,6 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """One version, as the learner told."""
-
     version: str
     at_s: float
     encoded_bytes: int
@@ -143,8 +130,6 @@ def transfer(
 
 
 class Nodes:
-    """The learner and its peers in their hosts."""
-
     def __init__(self, network: Hosts, directory: Path, scheme: str, payload: Payload, tls: bool | None) -> None:
         self._network = network
         self._tls = [] if tls is None else ["--tls" if tls else "--no-tls"]
@@ -170,7 +155,6 @@ class Nodes:
         return Node(self._directory, f"peer-{number}-log", *arguments, "--lan", *self._tls, place=place)
 
     def status(self, number: int) -> dict[str, Any] | None:
-        """What a node says of itself; None if it does not answer."""
         try:
             with self._network.host(number).inside():
                 return fetch_status(self._urls[number])
@@ -182,7 +166,6 @@ class Nodes:
         return Observer(self._network, profile, pids)
 
     def publish(self, payload: Payload) -> Published:
-        """Have the learner stage and publish its next version."""
         self.learner.tell("publish")
         event = self.learner.expect("published", timeout_s=EVENT_S + payload.nbytes / ENCODE_BYTES_PER_S)
         return Published(version=event["version"], at_s=event["monotonic_s"], encoded_bytes=event["encoded_bytes"])
@@ -213,32 +196,25 @@ class Readiness:
     """Whether a swarm may be published to: peers that can be dialled are public, and no more streams will be opened."""
 
     def __init__(self, profile: Profile) -> None:
-        self._profile = profile
+        self._hosts, self._peers = profile.hosts, profile.peers
         self._streams: dict[int, int] = {}
         self._since_s = 0.0
 
     def is_reached(self, statuses: dict[int, dict[str, Any]], *, now: float) -> bool:
-        """With the latest status of every node that answered; TransferFailed if nodes know no streams."""
-        if any("streams" not in status for status in statuses.values()):
-            raise TransferFailed("the nodes' status has no `streams`: they are older than this benchmark")
         streams = {number: int(status["streams"]) for number, status in statuses.items()}
         if streams != self._streams:
             self._streams, self._since_s = streams, now
-        if set(streams) != set(self._profile.hosts) or not self._publics_are_public(statuses):
+        if set(streams) != set(self._hosts) or not all(
+            (statuses[number]["reachability"] == "public") == link.reachable for number, link in self._peers.items()
+        ):
             return False
         full = all(streams[number] >= self._max_streams(number) for number in streams)
         return full or (min(streams.values()) > 0 and now - self._since_s >= STEADY_S)
 
-    def _publics_are_public(self, statuses: dict[int, dict[str, Any]]) -> bool:
-        return all(
-            (statuses[number]["reachability"] == "public") == link.reachable
-            for number, link in self._profile.peers.items()
-        )
-
     def _max_streams(self, number: int) -> int:
         """One to every other host, but none between two hosts that cannot be dialled."""
-        link = self._profile.hosts[number]
-        return sum(link.reachable or other.reachable for n, other in self._profile.hosts.items() if n != number)
+        link = self._hosts[number]
+        return sum(link.reachable or other.reachable for n, other in self._hosts.items() if n != number)
 
 
 class Watch:
@@ -297,12 +273,12 @@ def measure(options: argparse.Namespace, profile: Profile, faults: list[Fault], 
                 runs[scheme].append(figures_of(done, profile, faults))
             except (TransferFailed, NetnsError) as error:
                 errors[scheme] = str(error)
-            print(json.dumps({"scheme": scheme, **(runs[scheme] or [{"error": errors.get(scheme)}])[-1]}), flush=True)
+            said({"scheme": scheme, **(runs[scheme] or [{"error": errors.get(scheme)}])[-1]})
     return {s: {"error": errors[s]} if s in errors else medians(runs[s]) for s in schemes}
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--peers", type=int, default=8, help="besides the learner, all alike")
     parser.add_argument("--up-mbit", type=float, default=50.0, help="of every host, the learner too")
     parser.add_argument("--down-mbit", type=float, default=100.0)
@@ -316,7 +292,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stall", action="append", default=[], metavar="HOST@FRACTION[:up]", help="to 1 Mbit/s")
     parser.add_argument("--tls", action=argparse.BooleanOptionalAction, default=None, help="default: as shipped, on")
     parser.add_argument("--work-dir", type=Path, help="keeps logs and files. Default: one that is removed")
-    parser.add_argument("--json", action="store_true", help="medians of all schemes as the last line")
     return parser.parse_args()
 
 
@@ -325,11 +300,8 @@ def main() -> int:
     # Asked to end, it first ends what it started.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        profile = (
-            read_profile(options.profile)
-            if options.profile is not None
-            else equal_profile(options.peers, options.up_mbit, options.down_mbit)
-        )
+        equal = equal_profile(options.peers, options.up_mbit, options.down_mbit)
+        profile = equal if options.profile is None else read_profile(options.profile)
         faults = [read_fault("kill", text, profile) for text in options.kill]
         faults += [read_fault("stall", text, profile) for text in options.stall]
         check_faults(profile, faults)
@@ -344,7 +316,7 @@ def main() -> int:
         return 128 + signal.SIGINT
     if options.json:
         hosts = [msgspec.to_builtins(link) for link in profile.hosts.values()]
-        print(json.dumps({"profile": profile.name, "hosts": hosts, "schemes": found}))
+        said({"profile": profile.name, "hosts": hosts, "schemes": found})
     return int(any("error" in figures for figures in found.values()))
 
 

@@ -11,6 +11,8 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,62 +20,71 @@ import uvloop
 
 from benchmarks.payload import layout_of, write_random, write_weights
 from swarm.broadcast.service import BroadcastService
+from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.version.manifest import Layout
 from swarm.gossip.records import Profile
 from swarm.node.network import NodeNetwork
 from swarm.settings import LeadConfig
 from swarm.types import VersionId
 from tests.simulator.broadcast.schemes import planner_named
 
-ROUND_S = 2.0
-"""As a learner has it by default."""
+ROUND_S = 2.0  # As a learner has it by default
+
+
+class Broadcaster:
+    """A learner's network and data plane, as they are in a run."""
+
+    def __init__(self, directory: Path, settings: LeadConfig, scheme: str | None = None) -> None:
+        self.network = NodeNetwork(directory / "identity", "learner", settings, say=to_stderr, emit=_ignore)
+        self.service = BroadcastService(
+            directory / "versions", self.network.key, self.network.station, plan_of=planner_named(scheme)
+        )
+
+    @asynccontextmanager
+    async def serving(self, layout: Layout, **said: object) -> AsyncIterator[None]:
+        """Serve versions of a layout, and say `listening`."""
+        network, service = self.network, self.service
+        await service.open(layout)
+        await network.start(
+            service.routes(), lambda: {**network.status(), **service.status()}, on_stream=service.accept
+        )
+        try:
+            async with network.swarm(network.key.public_bytes, ROUND_S), asyncio.TaskGroup() as group:
+                running = group.create_task(service.run())
+                say("listening", join=network.join_line(), url=network.address.url, **said)
+                yield
+                running.cancel()
+        finally:
+            await network.stop()
+            service.close()
+
+    def version(self, step: int) -> VersionId:
+        return VersionId(incarnation=self.network.generation - 1, version=step)
+
+    def announce(self, published: HeldVersion, version: VersionId) -> None:
+        self.service.announce(published)
+        self.network.published(published.sealed_head)
+        self.network.set_profile(Profile(held=version, engine="learner"))
 
 
 async def lead(options: argparse.Namespace) -> None:
     settings = LeadConfig(
-        host=options.host,
-        port=options.port,
-        tls=options.tls,
-        lan=True,
-        max_upload=options.max_upload,
+        host=options.host, port=options.port, tls=options.tls, lan=True, max_upload=options.max_upload
     )
-    network = NodeNetwork(options.directory / "identity", "learner", settings, say=_to_stderr, emit=_ignore)
-    plan_of = planner_named(None if options.scheme == "relay" else options.scheme)
-    broadcast = BroadcastService(options.directory / "versions", network.key, network.station, plan_of=plan_of)
-    await broadcast.open(layout_of(options.size_bytes))
-
-    def status() -> dict[str, Any]:
-        return {**network.status(), **broadcast.status()}
-
-    await network.start(broadcast.routes(), status, on_stream=broadcast.accept)
-    try:
-        async with network.swarm(network.key.public_bytes, ROUND_S), asyncio.TaskGroup() as group:
-            serving = group.create_task(broadcast.run())
-            say("listening", join=network.join_line(), url=network.address.url)
-            await publish_when_told(options, network, broadcast)
-            serving.cancel()
-    finally:
-        await network.stop()
-        broadcast.close()
-
-
-async def publish_when_told(options: argparse.Namespace, network: NodeNetwork, broadcast: BroadcastService) -> None:
-    """One version for each line of stdin, until its end."""
-    staging = options.directory / "staging.bin"
-    step = 0
-    while await asyncio.to_thread(sys.stdin.readline):
-        version = VersionId(incarnation=network.generation - 1, version=step)
-        await asyncio.to_thread(stage, staging, options, step)
-        published = await broadcast.encode(staging, version)
-        broadcast.announce(published)
-        network.published(published.sealed_head)
-        network.set_profile(Profile(held=version, engine="learner"))
-        encoded_bytes = published.table.encoded_bytes
-        say("published", version=str(version), monotonic_s=time.monotonic(), encoded_bytes=encoded_bytes)
-        step += 1
+    broadcaster = Broadcaster(options.directory, settings, None if options.scheme == "relay" else options.scheme)
+    staging, step = options.directory / "staging.bin", 0
+    async with broadcaster.serving(layout_of(options.size_bytes)):
+        while await asyncio.to_thread(sys.stdin.readline):
+            version = broadcaster.version(step)
+            await asyncio.to_thread(stage, staging, options, step)
+            published = await broadcaster.service.encode(staging, version)
+            broadcaster.announce(published, version)
+            encoded_bytes = published.table.encoded_bytes
+            say("published", version=str(version), monotonic_s=time.monotonic(), encoded_bytes=encoded_bytes)
+            step += 1
 
 
 def stage(staging: Path, options: argparse.Namespace, step: int) -> None:
-    """Write the weights of a version where they are published from."""
     if options.delta is None:
         write_random(staging, options.size_bytes, seed=step)
     else:
@@ -84,7 +95,7 @@ def say(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
-def _to_stderr(line: str) -> None:
+def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

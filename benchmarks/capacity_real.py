@@ -5,19 +5,10 @@ bin/python -m benchmarks.capacity --real --json
 Nine points, each a learner and SAMPLERS samplers in processes of their own (two each), everybody active. The trainer
 takes TRAIN_STEP_S for a step (tests/slow_steps.py), each sampler's engine without a model works at a set pace
 (tests/scripted_engine.py), and the learner's uplink is capped so that a version, dealt once and passed on by the
-samplers, takes the wanted part of a step. What is wanted only places the point on the grid: S, T_b / T, and the rate
-over the least that the model thinks is enough (idle 2 %), or over R / T where no rate is enough.
-
-A prediction is made from what was measured in the run itself after its warm-up, nothing else:
-
-    train_step_s        mean of a step less the wait for its batch (metrics.jsonl)
-    lengths             of accepted completions (`capacity.inputs` in `status`)
-    rollouts_per_s      of each sampler at full load, as it measured it (same), median over the steps
-    install_s           of each sampler, from a publication until it could begin with it (same), median over the steps
-    samples_at_once     as each sampler offers (same), in lockstep
-
-Measured is the sum of the waits over the sum of the periods of the same steps. The warm-up begins once every sampler
-has a rate and an install, so no import is measured.
+samplers, takes the wanted part of a step. What is wanted only places the point on the grid. A prediction is made from
+what was measured in the run itself after its warm-up, nothing else: the mean of a step less the wait for its batch
+(metrics.jsonl), and of `capacity.inputs` in `status` the lengths of accepted completions, and each sampler's rate and
+install, medians over the steps. Measured is the sum of the waits over the sum of the periods of the same steps.
 """
 
 from __future__ import annotations
@@ -40,6 +31,7 @@ from typing import Any
 from pydantic import BaseModel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks import Figures, table_head, table_row
 from benchmarks.capacity import unit_of
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
@@ -48,39 +40,22 @@ from swarm.pay.model import Prediction, predict
 from swarm.settings import JoinConfig, LeadConfig
 from swarm.settings_file import as_toml
 
-TRAIN_STEP_S = 4.0
-"""Questions, scoring and records, which the model knows nothing of, take 0.1 to 0.3 s of two busy cores."""
+TRAIN_STEP_S = 4.0  # What the model does not know, questions, scoring and records, takes 0.1 to 0.3 s of two busy cores
 
-SWARMS = 3
-"""Points that are measured at once: most of their processes sleep most of the time."""
-
+SWARMS = 3  # Points that are measured at once: most of their processes sleep most of the time
 SAMPLERS = 4
-AT_ONCE = 8
-"""Samples in one batch of an engine."""
+AT_ONCE = 8  # Samples in one batch of an engine
 
-GROUPS, GROUP_SIZE = 8, 4
-"""A step is one batch of every sampler."""
+GROUPS, GROUP_SIZE = 8, 4  # A step is one batch of every sampler
 
-MAX_TOKENS = 32
-"""Lengths are uniform from 1 to this."""
+MAX_TOKENS = 32  # Lengths are uniform from 1 to this
+STEPS = 25  # Measured at each point: what comes of chance in a hundred batches is 1 or 2 points
+LIMIT_S = 450.0  # For one point: twice what the slowest takes
+HANDLING_S = 0.1  # Of a version's way, what is not its bytes: encoding, checking, installing. Only to place a point.
+POINT_POINTS = 5.0  # Most that one point may be off
+LEARNING_RATE = 1e-4  # Versions go on changing, and the model stays near what the engines claim
 
-STEPS = 25
-"""Measured at each point: what comes of chance in a hundred batches is 1 or 2 points."""
-
-LIMIT_S = 450.0
-"""For one point: twice what the slowest takes."""
-
-HANDLING_S = 0.1
-"""Of a version's way, what is not its bytes: encoding, checking, installing. Only to place a point."""
-
-POINT_POINTS = 5.0
-"""Most that one point may be off."""
-
-LEARNING_RATE = 1e-4
-"""Enough that versions go on changing, and so little that the model stays near what the engines claim."""
-
-BITS = 8e-6
-"""Megabits in a byte."""
+BITS = 8e-6  # Megabits in a byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,25 +69,13 @@ class Point:
 
 GRID = tuple(
     Point(max_staleness=bound, broadcast_steps=broadcast, ratio=ratio)
-    for bound, broadcast, ratio in (
-        (1, 0.1, 1.0),
-        (1, 0.4, 1.3),
-        (1, 0.8, 0.7),
-        (2, 0.1, 1.3),
-        (2, 0.4, 0.7),
-        (2, 0.8, 1.0),
-        (3, 0.1, 0.7),
-        (3, 0.4, 1.0),
-        (3, 0.8, 1.3),
-    )
-)
-"""Each bound with each broadcast, and each ratio once with either."""
+    for bound, ratios in ((1, (1.0, 1.3, 0.7)), (2, (1.3, 0.7, 1.0)), (3, (0.7, 1.0, 1.3)))
+    for broadcast, ratio in zip((0.1, 0.4, 0.8), ratios, strict=True)
+)  # Each bound with each broadcast, and each ratio once with either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What the processes of a point are told. `unit` is what the ratio is over."""
-
     unit: str
     tokens_per_s: float
     max_upload_mbit: float | None
@@ -166,9 +129,8 @@ def pace_of(point: Point, version_bytes: float) -> Pace:
     def fleet(rate: float) -> tuple[list[Worker], list[float]]:
         each = demand.rollouts_per_step / TRAIN_STEP_S / SAMPLERS
         count = max(1, round(rate / each))
-        return [Worker(name="w", rollouts_per_s=each, samples_at_once=AT_ONCE, lockstep=True)] * count, [
-            broadcast_s
-        ] * count
+        one = Worker(name="w", rollouts_per_s=each, samples_at_once=AT_ONCE, lockstep=True)
+        return [one] * count, [broadcast_s] * count
 
     unit, rate = unit_of(demand, fleet)
     batch_s = SAMPLERS * AT_ONCE / (point.ratio * rate)
@@ -193,19 +155,18 @@ def make_model(directory: Path) -> str:
     return str(directory)
 
 
-def run_point(model: str, point: Point, pace: Pace, stop: Event, *, steps: int = STEPS) -> Measured:
-    """A swarm at that pace, until so many steps were measured. RunFailed if it does not come so far, or if `stop` is
-    set."""
+def run_point(model: str, point: Point, pace: Pace, stop: Event) -> Measured:
+    """A swarm at that pace, until STEPS steps were measured. RunFailed if it does not come so far, or `stop` is set."""
     with tempfile.TemporaryDirectory(prefix="capacity-real-") as directory, nodes_in(Path(directory)) as nodes:
         swarm = _Swarm(nodes, Path(directory), model, point, pace, stop)
         swarm.start()
         swarm.until("every sampler has a rate and an install", swarm.is_measured)
-        first = swarm.step() + 2 * (point.max_staleness + 2)
-        inputs: list[dict[str, Any]] = []
-        for step in range(first, first + steps):
+        first = len(swarm.rows()) + 2 * (point.max_staleness + 2)
+        inputs: list[Figures] = []
+        for step in range(first, first + STEPS):
             swarm.until(f"step {step}", partial(swarm.has_taken, step + 1))
             inputs.append(swarm.inputs())
-        return measured_of(swarm.rows()[first - 1 : first + steps], inputs, point.max_staleness)
+        return measured_of(swarm.rows()[first - 1 : first + STEPS], inputs, point.max_staleness)
 
 
 def version_bytes(model: str) -> float:
@@ -221,8 +182,6 @@ def version_bytes(model: str) -> float:
 
 
 class _Swarm:
-    """The processes of one point."""
-
     def __init__(
         self,
         nodes: Nodes,
@@ -258,8 +217,8 @@ class _Swarm:
         }
         if pace.max_upload_mbit is not None:
             self._lead["max_upload"] = pace.max_upload_mbit
-        pace_of_it = {"engine_arguments": {"tokens_per_s": pace.tokens_per_s}}
-        self._join = {"engine": "vllm", "batch_samples": AT_ONCE, **pace_of_it}
+        arguments = {"tokens_per_s": pace.tokens_per_s}
+        self._join = {"engine": "vllm", "batch_samples": AT_ONCE, "engine_arguments": arguments}
         self._train_step_s = train_step_s
         self._until = time.monotonic() + LIMIT_S
 
@@ -282,32 +241,29 @@ class _Swarm:
             if self._stop.wait(POLL_S):
                 raise RunFailed("another point failed, or the benchmark was stopped")
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Figures:
         with urllib.request.urlopen(self._url + "/v1/status", timeout=10) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
+            found: Figures = json.loads(answer.read())
         return found
 
-    def step(self) -> int:
-        return len(self.rows())
-
     def has_taken(self, steps: int) -> bool:
-        return self.step() >= steps
+        return len(self.rows()) >= steps
 
-    def inputs(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.status()["capacity"]["inputs"]
+    def inputs(self) -> Figures:
+        found: Figures = self.status()["capacity"]["inputs"]
         return found
 
     def is_measured(self) -> bool:
         found = self.inputs()["by_node"].values()
         return len(found) == SAMPLERS and all(one["rollouts_per_s"] and one["install_s"] is not None for one in found)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Figures]:
         """Whole lines of metrics.jsonl: one for each step."""
         path = self._run_dir / "metrics.jsonl"
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
-    def _write(self, name: str, kind: type[BaseModel], settings: dict[str, Any]) -> str:
+    def _write(self, name: str, kind: type[BaseModel], settings: Figures) -> str:
         path = self._directory / name
         path.write_text(as_toml(kind, settings))
         return str(path)
@@ -316,7 +272,7 @@ class _Swarm:
 # -- figures ---------------------------------------------------------------------------------------------------
 
 
-def measured_of(rows: Sequence[dict[str, Any]], inputs: Sequence[dict[str, Any]], max_staleness: int) -> Measured:
+def measured_of(rows: Sequence[Figures], inputs: Sequence[Figures], max_staleness: int) -> Measured:
     """Of the rows after the first, whose time is where the measurement begins, and of `inputs` meanwhile."""
     period_s = [after["time"] - before["time"] for before, after in pairwise(rows)]
     waited_s = [row["idle_share"] * period for row, period in zip(rows[1:], period_s, strict=True)]
@@ -326,13 +282,8 @@ def measured_of(rows: Sequence[dict[str, Any]], inputs: Sequence[dict[str, Any]]
         return statistics.median(float(one["by_node"][name][figure]) for one in inputs)
 
     def worker(name: str) -> Worker:
-        said = inputs[-1]["by_node"][name]
-        return Worker(
-            name=name,
-            rollouts_per_s=usual(name, "rollouts_per_s"),
-            samples_at_once=said["samples_at_once"],
-            lockstep=said["lockstep"],
-        )
+        said = {figure: inputs[-1]["by_node"][name][figure] for figure in ("samples_at_once", "lockstep")}
+        return Worker(name=name, rollouts_per_s=usual(name, "rollouts_per_s"), **said)
 
     train_step_s = (sum(period_s) - sum(waited_s)) / len(period_s)
     return Measured(
@@ -351,35 +302,32 @@ def found_of(point: Point, pace: Pace, measured: Measured) -> Found:
     return Found(point=point, pace=pace, measured=measured, predicted=predicted, load=os.getloadavg()[0])
 
 
-HEADER = (
-    "| S | T_b / T wanted | rate wanted | T | T_b / T | R/T | rate | idle, predicted | measured | error | live "
-    "| binds | load |\n" + "|---" * 13 + "|"
-)
+HEADER = "S, T_b / T wanted, rate wanted, T, T_b / T, R/T, rate, predicted idle, measured, error, live, binds, load"
 
 
 def line(found: Found) -> str:
-    """One row of the table: seconds, rollouts per second, shares in percent."""
     point, measured = found.point, found.measured
     train_step_s = measured.demand.train_step_s
-    columns = [
-        point.max_staleness,
-        f"{point.broadcast_steps:g}",
-        f"{point.ratio:g} {found.pace.unit}",
-        f"{train_step_s:.2f}",
-        f"{statistics.fmean(measured.install_s) / train_step_s:.2f}",
-        f"{measured.demand.rollouts_per_step / train_step_s:.1f}",
-        f"{sum(worker.rollouts_per_s for worker in measured.workers):.1f}",
-        f"{100 * found.predicted.idle_share:.1f}",
-        f"{100 * measured.idle_share:.1f}",
-        f"{found.error_points:+.1f}",
-        f"{100 * measured.live_prediction:.1f}",
-        found.predicted.binds,
-        f"{found.load:.1f}",
-    ]
-    return "| " + " | ".join(str(column) for column in columns) + " |"
+    return table_row(
+        [
+            point.max_staleness,
+            f"{point.broadcast_steps:g}",
+            f"{point.ratio:g} {found.pace.unit}",
+            f"{train_step_s:.2f}",
+            f"{statistics.fmean(measured.install_s) / train_step_s:.2f}",
+            f"{measured.demand.rollouts_per_step / train_step_s:.1f}",
+            f"{sum(worker.rollouts_per_s for worker in measured.workers):.1f}",
+            f"{100 * found.predicted.idle_share:.1f}",
+            f"{100 * measured.idle_share:.1f}",
+            f"{found.error_points:+.1f}",
+            f"{100 * measured.live_prediction:.1f}",
+            found.predicted.binds,
+            f"{found.load:.1f}",
+        ]
+    )
 
 
-def summary(found: Sequence[Found]) -> dict[str, Any]:
+def summary(found: Sequence[Found]) -> Figures:
     errors = [abs(one.error_points) for one in found]
     return {
         "real_mean_abs_error_points": statistics.fmean(errors),
@@ -389,8 +337,7 @@ def summary(found: Sequence[Found]) -> dict[str, Any]:
     }
 
 
-def run(points: Sequence[Point] = GRID, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """All points, SWARMS at once, with a row of the table as each is done. RunFailed if a swarm fails."""
+def run(points: Sequence[Point] = GRID, *, say: Callable[[str], None]) -> Figures:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="capacity-model-") as directory:
         found = _points(make_model(Path(directory)), points, say)
@@ -405,7 +352,8 @@ def run(points: Sequence[Point] = GRID, *, say: Callable[[str], None]) -> dict[s
 
 def _points(model: str, points: Sequence[Point], say: Callable[[str], None]) -> list[Found]:
     nbytes = version_bytes(model)
-    say(f"a version has {nbytes / 1e3:.0f} kB; {len(points)} points of {STEPS} steps of {TRAIN_STEP_S:g} s\n{HEADER}")
+    say(f"a version has {nbytes / 1e3:.0f} kB; {len(points)} points of {STEPS} steps of {TRAIN_STEP_S:g} s")
+    say(table_head(HEADER.split(", ")))
     stop = Event()
 
     def found(point: Point) -> Found:

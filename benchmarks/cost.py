@@ -20,21 +20,18 @@ its learner idle for more than 3 %.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmarks import Figures, listed, parser_of, said
 from swarm.cli.plan import planned
 from swarm.pay.model import NEARLY_BUSY
 from swarm.pay.selection import Rules
-from swarm.plan.plan import Plan, saving
+from swarm.plan.plan import saving
 from swarm.plan.scenario import Scenario
-from swarm.plan.simulate.outcome import Settings, SwarmFigures
+from swarm.plan.simulate.outcome import Settings
 from swarm.plan.simulate.swarm import CapacitySimulation, Choice
 from swarm.settings_file import load_file
 
@@ -45,66 +42,42 @@ MAX_IDLE = NEARLY_BUSY + 0.01  # Of a simulation: the target of the choice, and 
 HOURS = 14.0  # Virtual: the correlated departures of the files are at noon
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A scenario: its plan, and what a simulated swarm gave with the plan's settings."""
-
-    plan: Plan
-    found: SwarmFigures
-
-    @property
-    def savings(self) -> dict[str, tuple[float, float]]:
-        """By baseline: the share of its cost that is saved, planned and simulated."""
-        return {
-            one.name: (saving(self.plan.cost_per_step, one), saving(self.found.cost_per_step, one))
-            for one in self.plan.references
-        }
-
-    @property
-    def is_met(self) -> bool:
-        return self.savings["colocated"][1] >= TARGET_SAVING and self.found.capacity.idle_share <= MAX_IDLE
-
-    def as_object(self) -> dict[str, Any]:
-        plan, found = self.plan, self.found
-        return {
-            "scenario": plan.scenario,
-            "max_staleness": plan.max_staleness,
-            "publish_every_steps": plan.publish_every_steps,
-            "active": [len(plan.active), round(found.active, 1)],
-            "idle_share": [plan.idle_share, found.capacity.idle_share],
-            "mean_staleness": [plan.mean_staleness, found.capacity.mean_staleness],
-            "cost_per_step": [plan.cost_per_step, found.cost_per_step],
-            "saving": self.savings,
-            "hours": found.hours,
-            "met": self.is_met,
-        }
-
-
-def measure(scenario: Scenario, *, hours: float, seed: int) -> Row:
+def measure(scenario: Scenario, *, hours: float, seed: int) -> Figures:
+    """A scenario: its plan, and what a simulated swarm gave with the plan's settings. `saving` has the share of each
+    baseline's cost that is saved, planned and simulated."""
     plan = planned(scenario, idle_target=NEARLY_BUSY)
     settings = Settings(hours=hours, max_staleness=plan.max_staleness, publish_every_steps=plan.publish_every_steps)
-    rules = Rules(least_margin=scenario.staleness.safety_margin - 1)
-    choice = Choice(scenario, settings, rules)
-    return Row(plan=plan, found=CapacitySimulation(scenario, settings, seed=seed, choice=choice).run())
+    choice = Choice(scenario, settings, Rules(least_margin=scenario.staleness.safety_margin - 1))
+    found = CapacitySimulation(scenario, settings, seed=seed, choice=choice).run()
+    savings = {one.name: (saving(plan.cost_per_step, one), saving(found.cost_per_step, one)) for one in plan.references}
+    return {
+        "scenario": plan.scenario,
+        "max_staleness": plan.max_staleness,
+        "publish_every_steps": plan.publish_every_steps,
+        "active": [len(plan.active), round(found.active, 1)],
+        "idle_share": [plan.idle_share, found.capacity.idle_share],
+        "mean_staleness": [plan.mean_staleness, found.capacity.mean_staleness],
+        "cost_per_step": [plan.cost_per_step, found.cost_per_step],
+        "saving": savings,
+        "hours": found.hours,
+        "met": savings["colocated"][1] >= TARGET_SAVING and found.capacity.idle_share <= MAX_IDLE,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--scenarios", default=",".join(NAMES[:3]), help=f"of examples/: {', '.join(NAMES)}")
+    parser = parser_of((__doc__ or "").splitlines()[0])
+    parser.add_argument("--scenarios", type=listed(str), default=NAMES[:3], help=f"of examples/: {', '.join(NAMES)}")
     parser.add_argument("--hours", type=float, default=HOURS, help="virtual hours")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(arguments)
-    began = time.process_time()
-    rows = []
-    for name in options.scenarios.split(","):
-        row = measure(load_file(Scenario, EXAMPLES / f"{name}.toml"), hours=options.hours, seed=options.seed)
-        rows.append(row)
-        print(json.dumps(row.as_object()), flush=True)
-    met = all(row.is_met for row in rows)
+    began, rows = time.process_time(), list[Figures]()
+    for name in options.scenarios:
+        scenario = load_file(Scenario, EXAMPLES / f"{name}.toml")
+        rows.append(said(measure(scenario, hours=options.hours, seed=options.seed)))
+    met = all(row["met"] for row in rows)
     print(f"targets {'met' if met else 'missed'}; {time.process_time() - began:.0f} CPU-s")
     if options.json:
-        print(json.dumps({"met": met, "rows": [row.as_object() for row in rows]}))
+        said({"met": met, "rows": rows})
     return 0 if met else 1
 
 

@@ -3,27 +3,23 @@
 bin/python -m benchmarks.dashboard
 bin/python -m benchmarks.dashboard --screenshots docs    # instead: pictures of a demo that runs meanwhile
 
-A process of its own serves the page of a run whose status is one that a learner gave, with as many samplers as asked
-for (of tests/unit/report/status.json), all of which change each second. The run takes a step a second, and has a
-history. To make such a status is the learner's work and not in these figures. Each repeat opens the page again, scrolls
-to the table of nodes and watches updates:
+A process of its own serves the page of a run whose status is one that a learner gave (tests/unit/report/status.json),
+with SAMPLERS samplers, all of which change each second. The run takes a step a second, and has a history. Each repeat
+opens the page again, scrolls to the table of nodes and watches updates:
 
 - `update_ms`: what the page itself measures of the main thread for all messages of a frame, from JSON to the last
   drawing; its median, 95th percentile (`_p95`) and maximum (`_max`) over the updates.
-- `script_ms`, `layout_ms`, `style_ms`, `task_ms`: of the main thread for each update, by Chromium's own count:
-  JavaScript, layout, style, and everything, which is also to read the stream, to paint and to ask for the timeline.
+- `script_ms`, `layout_ms`, `style_ms`, `task_ms`: of the main thread for each update, by Chromium's own count.
 - `long_tasks`: tasks over 50 ms for each update, and `longest_ms` of them all.
 - `between_s`: from update to update. The server makes them rarer where a digest takes over 1 % of its time.
 - `loop_ms`: CPU time of the server's event loop for one digest, from status to JSON.
 - `bytes_per_s` that one reader gets, as they are on the line.
 
 Each is the median of the repeats, with their lowest and highest. Exit status 1 if the median update takes over 50 ms.
-Times of the page go by the wall clock: on a busy machine the medians say more than the maxima.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -41,40 +37,25 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page
 
+from benchmarks import Figures, parser_of, said
 from swarm.dashboard.server import Dashboard
 from swarm.dashboard.source import ShownRun, Source
 from swarm.run.timeline import Timeline
 from tests.browser.chromium import WIDE, Watched, chromium, watched
 from tests.browser.pages import STEP, Scheme
 
-Figures = dict[str, float]
-
 RECORDED = Path(__file__).parents[1] / "tests" / "unit" / "report" / "status.json"
 SAMPLERS, LINKS = 1000, 2000
 
-PICTURE_STEPS = 45
-"""By then most of the demo's curve is there, and its swarm still works."""
-
+PICTURE_STEPS = 45  # By then most of the demo's curve is there, and its swarm still works
 PATIENCE_S = 300.0
-
-SIZES = {"wide": (1920, 1200), "narrow": (360, 1560)}
-"""CSS pixels: what a large screen shows at once, and two screens of a telephone."""
-
+SIZES = {"wide": (1920, 1200), "narrow": (360, 1560)}  # CSS pixels
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
-
 MAX_BYTES = 300_000
-
-UPDATE_TARGET_MS = 50.0
-"""Beyond it a click waits noticeably."""
-
-HISTORY_STEPS = 2000
-"""Of the run before the page is opened: curves are thinned by then."""
-
-UP_S = 60.0
-"""Longest wait for the server and for the page to be drawn."""
-
+UPDATE_TARGET_MS = 50.0  # Beyond it a click waits noticeably
+HISTORY_STEPS = 2000  # Of the run before the page is opened: curves are thinned by then
+UP_S = 60.0  # Longest wait for the server and for the page to be drawn
 SPAWN = multiprocessing.get_context("spawn")
-
 OBSERVE = """
 window.updates = [];
 window.tasks = [];
@@ -136,7 +117,6 @@ class Simulated:
         return self._status
 
     async def go_on(self) -> None:
-        """Take a step a second."""
         while True:
             self._take([time.time()])
             await asyncio.sleep(1)
@@ -170,31 +150,28 @@ def serve(directory: Path, samplers: int, pipe: Connection) -> None:
     asyncio.run(_serve(directory, samplers, pipe))
 
 
+def _unread() -> Any:
+    raise OSError("a simulated run has no rollouts")
+
+
 async def _serve(directory: Path, samplers: int, pipe: Connection) -> None:
     run = Simulated(directory, samplers)
-
-    def unread() -> Any:
-        raise OSError("a simulated run has no rollouts")
-
-    page = Dashboard(
-        ShownRun(directory=directory, readers=unread, status=run.status, timeline=lambda: run.timeline),
-        token="benchmark",
-    )
-    page._source = TimedSource(page._run, page._feed)
-    page._source.took_ms = []
+    shown = ShownRun(directory=directory, readers=_unread, status=run.status, timeline=lambda: run.timeline)
+    page = Dashboard(shown, token="benchmark")
+    page._source = source = TimedSource(page._run, page._feed)
+    source.took_ms = []
     port = await page.start("127.0.0.1", 0)
     stepping = asyncio.create_task(run.go_on())
     await asyncio.to_thread(pipe.send, port)
     while await asyncio.to_thread(pipe.recv) != "end":
-        await asyncio.to_thread(pipe.send, page._source.took_ms)
-        page._source.took_ms = []
+        await asyncio.to_thread(pipe.send, source.took_ms)
+        source.took_ms = []
     stepping.cancel()
     await page.close()
 
 
 @contextmanager
 def served(samplers: int) -> Iterator[tuple[str, Connection]]:
-    """The address of the page, and the pipe to its server."""
     with tempfile.TemporaryDirectory(prefix="echo-node-dashboard-") as directory:
         ours, theirs = SPAWN.Pipe()
         process = SPAWN.Process(target=serve, args=(Path(directory), samplers, theirs))
@@ -212,7 +189,6 @@ def served(samplers: int) -> Iterator[tuple[str, Connection]]:
 
 
 def measure(seen: Watched, url: str, server: Connection, updates: int) -> Figures:
-    """What `updates` updates of a page cost that was opened for them."""
     seen.context.add_init_script(OBSERVE)
     page = seen.open(url)
     page.wait_for_function("() => document.querySelector('#node-count').textContent.includes('nodes')")
@@ -269,13 +245,9 @@ def repeats(samplers: int, updates: int, count: int) -> list[Figures]:
     return found
 
 
-def summary(found: list[Figures]) -> dict[str, dict[str, float]]:
-    """The median of each figure over the repeats, and its range."""
+def summary(found: list[Figures]) -> Figures:
     columns = {name: [one[name] for one in found] for name in found[0]}
-    return {
-        name: {"median": statistics.median(values), "low": min(values), "high": max(values)}
-        for name, values in columns.items()
-    }
+    return {name: {"median": statistics.median(of), "low": min(of), "high": max(of)} for name, of in columns.items()}
 
 
 # -- pictures for README.md and docs/ -----------------------------------------------------------------------------
@@ -285,11 +257,8 @@ def take_pictures(to: Path) -> None:
     """Write `to`/dashboard-WIDTH-SCHEME.png. Raise RuntimeError if the demo ends before, or a picture is too large."""
     with tempfile.TemporaryDirectory(prefix="echo-node-pictures-") as directory:
         run_dir = Path(directory) / "demo"
-        demo = subprocess.Popen(
-            [sys.executable, "-m", "swarm", "demo", "--seed", "1", "--run-dir", str(run_dir)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        command = [sys.executable, "-m", "swarm", "demo", "--seed", "1", "--run-dir", str(run_dir)]
+        demo = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             url = _page_of(run_dir, demo)
             with chromium() as browser:
@@ -325,7 +294,7 @@ def _take(browser: Browser, url: str, width: str, scheme: Scheme, to: Path) -> N
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--updates", type=int, default=40, help="watched in each repeat")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--screenshots", type=Path, metavar="DIR", help="take pictures of a demo instead")
@@ -333,8 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.screenshots is not None:
         take_pictures(options.screenshots)
         return 0
-    found = summary(repeats(SAMPLERS, options.updates, options.repeats))
-    print(json.dumps(found))
+    found = said(summary(repeats(SAMPLERS, options.updates, options.repeats)))
     return int(found["update_ms"]["median"] > UPDATE_TARGET_MS)
 
 

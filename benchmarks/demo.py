@@ -6,14 +6,14 @@ bin/python -m benchmarks.demo --seeds 20 --json    # does it learn every time? o
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+
+from benchmarks import Figures, parser_of, said
 
 MODES: dict[str, list[str]] = {
     "asynchronous (S = 2)": [],
@@ -25,25 +25,20 @@ MODES: dict[str, list[str]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="as without it: figures are JSON")
     parser.add_argument("--seeds", type=int, help="one demo for each seed from 0 on, in place of the modes")
     options = parser.parse_args()
     if options.seeds:
-        over_seeds(options.seeds)
-        return
-    print(json.dumps({name: measure(arguments, options.repeat) for name, arguments in MODES.items()}))
+        said(over_seeds(options.seeds))
+    else:
+        said({name: measure(arguments, options.repeat) for name, arguments in MODES.items()})
 
 
-def over_seeds(count: int) -> None:
-    """One demo a seed; all of them are shown, and the worst counts."""
-    runs = []
-    for seed in range(count):
-        runs.append(run_demo(["--seed", str(seed)]))
-        print(json.dumps(runs[-1]), flush=True)
+def over_seeds(count: int) -> Figures:
+    runs = [said(run_demo(["--seed", str(seed)])) for seed in range(count)]
     steps, walls_s = ([run[name] for run in runs] for name in ("steps", "wall_s"))
-    summary = {
+    return {
         "learned": sum(run["learned"] for run in runs),
         "seeds": count,
         "steps_median": statistics.median(steps),
@@ -51,25 +46,24 @@ def over_seeds(count: int) -> None:
         "held_out_least": min(run["held_out_after"] for run in runs),
         "wall_s_median": statistics.median(walls_s),
         "wall_s_worst": max(walls_s),
+        "steps": steps,
     }
-    print(json.dumps({**summary, "steps": steps}))
 
 
 def measure(arguments: list[str], repeat: int) -> dict[str, float]:
-    """Medians of the demo's figures."""
     runs = [run_demo(arguments) for _ in range(repeat)]
     names = [name for name, value in runs[0].items() if isinstance(value, int | float) and not isinstance(value, bool)]
     return {name: statistics.median(run[name] for run in runs) for name in names}
 
 
-def run_demo(arguments: list[str]) -> dict[str, Any]:
+def run_demo(arguments: list[str]) -> Figures:
     """The summary of one demo, with the rate over the steps (without the start of the processes)."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "swarm", "demo", "--json", "--run-dir", f"{directory}/run", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode not in (0, 1):
             raise SystemExit(done.stderr)
-        summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        summary: Figures = json.loads(done.stdout.splitlines()[-1])
         lines = (Path(directory) / "run" / "metrics.jsonl").read_text().splitlines()
         first, last = json.loads(lines[0])["time"], json.loads(lines[-1])["time"]
     return {**summary, "rollouts_per_s": summary["rollouts_accepted"] / (last - first)}

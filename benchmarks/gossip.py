@@ -2,48 +2,33 @@
 
 bin/python -m benchmarks.gossip --nodes 1000 --leaf-share 0.9 --loss 0.1 --seeds 5 --json
 
-One seed is one swarm, in this order: it settles; heads are published; publics join; nothing happens for a long time
-but stalls of event loops, and no node may be declared dead; then publics and leaves crash, one after another: last, as
-few would be left of a small swarm. A message is lost with the given chance, the answer too, and the caller learns of it
-at its time limit: over TCP most of these would only be late.
-
-CPU time is that of the cores and the simulator. It contains next to no signatures: the simulator checks that of a
-record once for all nodes. So the checks that nodes ask for are counted.
+One seed is one swarm, in this order: it settles; heads are published; publics join; nothing happens for a long time but
+stalls of event loops, and no node may be declared dead; then publics and leaves crash, one after another. A message is
+lost with the given chance, the answer too, and the caller learns of it at its time limit. CPU time is that of the cores
+and the simulator, which checks the signature of a record once for all nodes: the checks that nodes ask for are counted.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain
-from typing import Any
+from itertools import chain, repeat
 
+from benchmarks import Figures, parser_of, said
 from swarm.gossip.records import Appeared, Died, Effect, LeafGone
 from swarm.types import NodeId, VersionId
 from tests.simulator.gossip.swarm import GossipNode, GossipScenario, GossipSwarm
 
 DEFAULT_NODES = (10, 100, 1000)
-
-SETTLE_S = 90.0
-"""After the last join, and the last stall: all that is periodic (60 s and a fifth at most) has come round once."""
-
+SETTLE_S = 90.0  # After the last join, and the last stall: all that is periodic (at most 72 s) has come round once
 HEAD_INTERVAL_S = 30.0
-
-LONGEST_QUIET_S = 1800.0
-"""Of one seed: few nodes would take days to make many node-hours."""
-
-PATIENCE_S = 120.0
-"""After that what has not become known counts as never known; a dead public is found out at 60 s."""
-
-Figures = dict[str, Any]
+LONGEST_QUIET_S = 1800.0  # Of one seed: few nodes would take days to make many node-hours
+PATIENCE_S = 120.0  # After that what has not become known counts as never known; a dead public is found out at 60 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +65,6 @@ class Spread:
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What one seed gave."""
-
     heads: Spread = field(default_factory=Spread)
     records: Spread = field(default_factory=Spread)
     crashes: Spread = field(default_factory=Spread)
@@ -154,12 +137,10 @@ class Watch:
 
 
 def measure(plan: Plan, seed: int) -> Measured:
-    """One swarm, from its first node to the last crash."""
     # Events make no cycles, and collecting the garbage of 10,000 nodes takes a quarter of the time.
     gc.disable()
     began, cpu = time.perf_counter(), time.process_time()
-    found = Measured()
-    swarm = GossipSwarm(scenario_of(plan), seed)
+    found, swarm = Measured(), GossipSwarm(scenario_of(plan), seed)
     watch = Watch(swarm)
     swarm.populate()
     swarm.run_for(swarm.scenario.join_s + SETTLE_S)
@@ -167,13 +148,10 @@ def measure(plan: Plan, seed: int) -> Measured:
     found.settle_checks_per_minute = 60 * checks(swarm) / swarm.world.now
     found.leaves_without_homes = sum(len(node.core.homes.homes) < 1 for node in swarm.live() if not node.is_public)
     watch.false_deaths = 0
-    measure_heads(swarm, watch, plan, found)
-    measure_records(swarm, watch, plan, found)
-    measure_quiet(swarm, watch, plan, found)
-    measure_crashes(swarm, watch, plan, found)
+    for phase in (measure_heads, measure_records, measure_quiet, measure_crashes):
+        phase(swarm, watch, plan, found)
     found.false_deaths_elsewhere = watch.false_deaths - found.false_deaths
-    found.virtual_s = swarm.world.now
-    found.wall_s = time.perf_counter() - began
+    found.virtual_s, found.wall_s = swarm.world.now, time.perf_counter() - began
     gc.enable()
     return found
 
@@ -185,7 +163,6 @@ def scenario_of(plan: Plan) -> GossipScenario:
 
 
 def checks(swarm: GossipSwarm) -> int:
-    """Return how often nodes had the signature of a record checked."""
     info = swarm.open_record.cache_info()
     return info.hits + info.misses
 
@@ -244,23 +221,21 @@ def measure_crashes(swarm: GossipSwarm, watch: Watch, plan: Plan, found: Measure
         leaves = [node for node in swarm.live() if not node.can_be_public]
         public = swarm.world.random.choice(victims) if len(victims) > 1 else None
         chosen = swarm.world.random.sample(leaves, min(len(leaves), plan.leaf_crashes))
-        crash_together(swarm, watch, public, chosen, found)
+        at = swarm.world.now
+        for node in [*chosen, *([public] if public else [])]:
+            watch.crashed.add(node.node)
+            watch.died[node.node] = []
+            node.crash()
+        times = watch.died[public.node] if public else []
+        others = len(swarm.publics()) if public else 0
+        _until_known(swarm, watch, times, others, chosen)
+        if public:
+            found.crashes.add(at, times, others)
+        found.leaf_crashes_s += [watch.leaf_ended_at.get(leaf.node, math.inf) - at for leaf in chosen]
 
 
-def crash_together(
-    swarm: GossipSwarm, watch: Watch, public: GossipNode | None, leaves: list[GossipNode], found: Measured
-) -> None:
-    at = swarm.world.now
-    for node in [*leaves, *([public] if public else [])]:
-        watch.crashed.add(node.node)
-        watch.died[node.node] = []
-        node.crash()
-    times = watch.died[public.node] if public else []
-    others = len(swarm.publics()) if public else 0
+def _until_known(swarm: GossipSwarm, watch: Watch, times: list[float], others: int, leaves: list[GossipNode]) -> None:
     run_while(swarm, lambda: len(times) < others or any(leaf.node not in watch.leaf_ended_at for leaf in leaves))
-    if public:
-        found.crashes.add(at, times, others)
-    found.leaf_crashes_s += [watch.leaf_ended_at.get(leaf.node, math.inf) - at for leaf in leaves]
 
 
 def run_while(swarm: GossipSwarm, unknown: Callable[[], bool]) -> None:
@@ -283,24 +258,23 @@ def summarize(plan: Plan, runs: list[Measured]) -> Figures:
     """One row: medians over all things learned in all seeds, and the worst; None where something never was."""
     publics = list(chain.from_iterable(run.public_bytes_per_s for run in runs))
     leaves = list(chain.from_iterable(run.leaf_bytes_per_s for run in runs))
-    node_hours = sum(run.node_hours for run in runs)
-    false_deaths = sum(run.false_deaths for run in runs)
+    node_hours, false_deaths = (sum(run.node_hours for run in runs), sum(run.false_deaths for run in runs))
     return {
         "nodes": plan.nodes,
         "publics": len(publics) // len(runs),
         **spread("head_known", [run.heads for run in runs]),
         **spread("record_known", [run.records for run in runs]),
         **spread("crash_known", [run.crashes for run in runs]),
-        **median_and_worst("crash_leaf_known", list(chain.from_iterable(run.leaf_crashes_s for run in runs))),
+        **median_and_worst("crash_leaf_known", chain.from_iterable(run.leaf_crashes_s for run in runs)),
         "false_deaths": false_deaths,
         "false_deaths_per_1000_node_hours": 1000 * false_deaths / node_hours if node_hours else None,
         "false_deaths_elsewhere": sum(run.false_deaths_elsewhere for run in runs),
         "node_hours": round(node_hours, 1),
         "public_bytes_per_s": mean(publics),
-        "public_bytes_per_s_worst": worst(publics),
+        "public_bytes_per_s_worst": round(max(publics), 2) if publics else None,
         "learner_bytes_per_s": mean(run.learner_bytes_per_s for run in runs),
         "leaf_bytes_per_s": mean(leaves),
-        "leaf_bytes_per_s_worst": worst(leaves),
+        "leaf_bytes_per_s_worst": round(max(leaves), 2) if leaves else None,
         "leaves_without_homes": sum(run.leaves_without_homes for run in runs),
         "cpu_s_per_virtual_minute": mean(run.cpu_per_minute_s for run in runs),
         "settle_cpu_s_per_virtual_minute": mean(run.settle_cpu_per_minute_s for run in runs),
@@ -308,47 +282,38 @@ def summarize(plan: Plan, runs: list[Measured]) -> Figures:
         "settle_signatures_per_virtual_minute": mean(run.settle_checks_per_minute for run in runs),
         "virtual_s": round(sum(run.virtual_s for run in runs)),
         "wall_s": round(sum(run.wall_s for run in runs)),
-        "leaf_share": plan.leaf_share,
-        "loss": plan.loss,
-        "seeds": plan.seeds,
-        "heads": plan.heads,
-        "stall_s": plan.stall_s,
+        **{name: getattr(plan, name) for name in ("leaf_share", "loss", "seeds", "heads", "stall_s")},
     }
 
 
-def spread(name: str, spreads: Iterable[Spread]) -> Figures:
-    spreads = list(spreads)
-    p99 = list(chain.from_iterable(one.p99_s for one in spreads))
-    everybody = list(chain.from_iterable(one.all_s for one in spreads))
-    return {**median_and_worst(f"{name}_p99", p99), **median_and_worst(f"{name}_all", everybody)}
+def spread(name: str, spreads: list[Spread]) -> Figures:
+    return {
+        **median_and_worst(f"{name}_p99", chain.from_iterable(one.p99_s for one in spreads)),
+        **median_and_worst(f"{name}_all", chain.from_iterable(one.all_s for one in spreads)),
+    }
 
 
-def median_and_worst(name: str, values: list[float]) -> Figures:
-    if not values:
-        return {f"{name}_s": None, f"{name}_worst_s": None}
+def median_and_worst(name: str, times: Iterable[float]) -> Figures:
+    values = list(times) or [math.inf]
     found = {f"{name}_s": statistics.median(values), f"{name}_worst_s": max(values)}
     return {key: round(value, 2) if math.isfinite(value) else None for key, value in found.items()}
 
 
 def mean(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return round(statistics.fmean(listed), 2) if listed else None
-
-
-def worst(values: list[float]) -> float | None:
-    return round(max(values), 2) if values else None
+    found = list(values)
+    return round(statistics.fmean(found), 2) if found else None
 
 
 def runs_of(plan: Plan, jobs: int) -> Iterator[Measured]:
+    seeds = range(1, plan.seeds + 1)
     if jobs == 1:
-        yield from map(partial(measure, plan), range(1, plan.seeds + 1))
+        yield from map(measure, repeat(plan), seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(measure, [plan] * plan.seeds, range(1, plan.seeds + 1))
+        yield from pool.map(measure, repeat(plan), seeds)
 
 
 def run(plan: Plan, jobs: int) -> Figures:
-    """The row of one size, with a line of progress for each seed."""
     runs: list[Measured] = []
     for one in runs_of(plan, jobs):
         runs.append(one)
@@ -357,22 +322,17 @@ def run(plan: Plan, jobs: int) -> Figures:
 
 
 def main() -> None:
-    plan = Plan(nodes=0)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--nodes", type=int, action="append", help="may be repeated; 10, 100 and 1000 if not given")
-    parser.add_argument("--leaf-share", type=float, default=plan.leaf_share)
-    parser.add_argument("--loss", type=float, default=plan.loss, help="chance of each message, both ways")
-    parser.add_argument("--seeds", type=int, default=plan.seeds)
+    parser.add_argument("--leaf-share", type=float, default=0.9)
+    parser.add_argument("--loss", type=float, default=0.1, help="chance of each message, both ways")
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
-    parser.add_argument("--json", action="store_true", help="all sizes in one line, if there are several")
     options = parser.parse_args()
     plan = Plan(nodes=0, leaf_share=options.leaf_share, loss=options.loss, seeds=options.seeds)
-    rows = []
-    for nodes in options.nodes or DEFAULT_NODES:
-        rows.append(run(replace(plan, nodes=nodes), options.jobs))
-        print(json.dumps(rows[-1]), flush=True)
+    rows = [said(run(replace(plan, nodes=nodes), options.jobs)) for nodes in options.nodes or DEFAULT_NODES]
     if options.json and len(rows) > 1:
-        print(json.dumps({"sizes": rows}))
+        said({"sizes": rows})
 
 
 if __name__ == "__main__":

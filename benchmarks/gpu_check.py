@@ -8,10 +8,8 @@ Each check is a benchmark in a process of its own, with random weights of a name
 ones are worth most: after `--minutes` what is left is skipped, by name. After each one its line is printed and all
 figures are written to `--out`. What is not installed, or has no room, is skipped by name. A dry run does the same on
 the CPU with tiny models and only such limits as hold everywhere. Exit status 1 if a limit was missed, a check failed or
-none could run.
-
-A process that dies, hangs, says nothing or misses a limit takes no other check with it: its whole group is killed when
-it ends or its time is up, and what it wrote last is kept. Nothing is imported here but what every machine has.
+none could run. A process that dies, hangs, says nothing or misses a limit takes no other check with it: its whole group
+is killed when it ends or its time is up. Nothing is imported here but what every machine has.
 """
 
 from __future__ import annotations
@@ -43,17 +41,9 @@ DRY_FACTOR = 5.0  # A CPU that others use too is slower than the card that a sha
 MIN_S = 15.0  # Loading torch and making a model takes longer: a check with less time left is not begun
 OUT_OF_TIME = "out of time"
 MISSED = (0, 1)  # A benchmark's statuses when it has figures; with 1 they missed a target of its own
-
 LEARNER = (
-    "torch",
-    "transformers",
-    "msgspec",
-    "blake3",
-    "cryptography",
-    "numpy",
-    "pydantic",
-    "safetensors",
-    "zstandard",
+    *("torch", "transformers", "msgspec", "blake3", "cryptography"),
+    *("numpy", "pydantic", "safetensors", "zstandard"),
 )
 """What the learner's part of the checkout imports. A machine may have torch and transformers without the others."""
 
@@ -119,19 +109,11 @@ class Result:
     said: str = ""
 
 
-def why_not(check: Check, *, dry: bool) -> str:
-    """Say why the check cannot run on this machine, or ""."""
-    lacking = [name for name in check.packages if find_spec(name) is None]
-    if lacking:
-        return f"not installed: {', '.join(lacking)}"
-    return "" if dry else check.needs()
-
-
 def run(check: Check, *, dry: bool, left_s: float = float("inf")) -> Result:
-    """Run one check within its share of the time, or within what is left of all of it."""
-    why = why_not(check, dry=dry) or (OUT_OF_TIME if left_s < MIN_S else "")
-    if why:
-        return Result(name=check.name, outcome="skipped", seconds=0.0, line=why, figures={})
+    lacking = ", ".join(name for name in check.packages if find_spec(name) is None)
+    why = f"not installed: {lacking}" if lacking else "" if dry else check.needs()
+    if why or left_s < MIN_S:
+        return Result(name=check.name, outcome="skipped", seconds=0.0, line=why or OUT_OF_TIME, figures={})
     module, *arguments = check.dry if dry else check.command
     share_s = check.limit_s * (DRY_FACTOR if dry else 1.0)
     began = time.monotonic()
@@ -188,7 +170,6 @@ def _groups_under(pid: int) -> set[int]:
 
 
 def _figures(answer: str) -> dict[str, Any] | None:
-    """The JSON object in the last line, or None."""
     try:
         found = json.loads(answer.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -213,36 +194,19 @@ def judged(check: Check, figures: Mapping[str, Any], seconds: float, *, dry: boo
 # -- what a machine may lack ----------------------------------------------------------------------------------------
 
 
-def memory(nbytes: int) -> Callable[[], str]:
+def needs(has: Callable[[Any], bool], what: str) -> Callable[[], str]:
+    """`has` is asked of torch.cuda."""
+
     def lacks() -> str:
         import torch
 
-        there = torch.cuda.get_device_properties(0).total_memory
-        return "" if there >= nbytes else f"needs a card of {nbytes / GIB:.0f} GiB"
+        return "" if has(torch.cuda) else f"needs {what}"
 
     return lacks
 
 
-def cards(count: int) -> Callable[[], str]:
-    def lacks() -> str:
-        import torch
-
-        there = torch.cuda.device_count()
-        return "" if there >= count else f"needs {count} cards, and {there} is here"
-
-    return lacks
-
-
-def compute(major: int, minor: int) -> Callable[[], str]:
-    def lacks() -> str:
-        import torch
-
-        there = torch.cuda.get_device_capability()
-        if there >= (major, minor):
-            return ""
-        return f"needs compute capability {major}.{minor}, and this card has {there[0]}.{there[1]}"
-
-    return lacks
+def memory(gib: int) -> Callable[[], str]:
+    return needs(lambda cuda: cuda.get_device_properties(0).total_memory >= gib * GIB, f"a card of {gib} GiB")
 
 
 def vllm_for_gpus() -> str:
@@ -257,26 +221,13 @@ def all_of(*needs: Callable[[], str]) -> Callable[[], str]:
 
 # -- limits --------------------------------------------------------------------------------------------------------
 
-MFU = Limit(path="mfu.mfu", least=0.3), Limit(path="mfu.tokens_per_s")
-"""30 % is what others plan a learner with; recomputed layers do not count as work."""
-
+MFU = Limit(path="mfu.mfu", least=0.3), Limit(path="mfu.tokens_per_s")  # 30 % is what others plan a learner with
 ESTIMATE = Limit(path="memory.*.estimate_ratio", least=0.85, most=1.15), Limit(path="memory.*.step_s")
 
-BF16_KL = 0.01
-"""Nats a token. Half the square of a log-prob's error: that of 0.14, two steps of a bf16 logit of 8 to 16. On a CPU the
-transformers engine has 0.0003 at a hundred million parameters; an alarm goes off at 0.5."""
-
-FLOAT32_KL = 1e-4
-"""Nats a token: of errors of 0.014. Kernels may round what they multiply to the 10 bits of TF32; with full products the
-error is a thousandth of that."""
-
-FP8_KL = 0.5
-"""Nats a token, as MISMATCH_KL in swarm/learner/alarms.py: a learner leaves out steps with more. The value itself is
-recorded."""
-
-SEEN = Limit(path="moved_kl", least=5 * BF16_KL, everywhere=True)
-"""What the mismatch would be with the version before: without this the limit on it would show nothing."""
-
+BF16_KL = 0.01  # Nats a token: half the square of a log-prob's error, of 0.14; on a CPU transformers has 0.0003
+FLOAT32_KL = 1e-4  # Nats a token, of errors of 0.014: kernels may round what they multiply to the 10 bits of TF32
+FP8_KL = 0.5  # Nats a token, as MISMATCH_KL in swarm/learner/alarms.py: a learner leaves out steps with more
+SEEN = Limit(path="moved_kl", least=5 * BF16_KL, everywhere=True)  # What the mismatch would be with the version before
 SWAPPED = (
     # A card's clock and memory vary by a percent or two; a kernel or a graph that is lost costs more.
     Limit(path="after_over_before", least=0.95),
@@ -287,9 +238,7 @@ SWAPPED = (
     Limit(path="pause_s"),
 )
 
-MET = Limit(path="swaps_met", least=10)
-"""Of 20 beneath a sample. It may end before the last ones, if swaps take longer than was reckoned."""
-
+MET = Limit(path="swaps_met", least=10)  # Of 20 beneath a sample
 GRAPHS = Limit(path="replays_per_step_at_last", least=0.9)
 """A step replays one graph or many, but a prefill may do without. If a swap broke them, or there were none, it is 0."""
 
@@ -302,13 +251,7 @@ def agrees(most: float) -> tuple[Limit, ...]:
 
 
 def learner(
-    name: str,
-    *arguments: str,
-    limits: tuple[Limit, ...],
-    limit_s: float,
-    on_gpu: tuple[str, ...] = (),
-    packages: tuple[str, ...] = (),
-    needs: Callable[[], str],
+    name: str, *arguments: str, on_gpu: tuple[str, ...], packages: tuple[str, ...] = (), **others: Any
 ) -> Check:
     """`on_gpu` are arguments that only a GPU's run is given."""
     command = ("benchmarks.learner", "--json", *arguments)
@@ -316,21 +259,18 @@ def learner(
         name=name,
         command=(*command, *on_gpu),
         dry=(*command, "--quick"),
-        limits=limits,
-        limit_s=limit_s,
         packages=(*LEARNER, *packages),
-        needs=needs,
+        **others,
     )
 
 
 def engine(
     name: str,
     *arguments: str,
-    limits: tuple[Limit, ...],
-    limit_s: float,
     dry: tuple[str, ...] = (),
     packages: tuple[str, ...] = (),
     needs: Callable[[], str] = lambda: "",
+    **others: Any,
 ) -> Check:
     """`dry` are given after the arguments, and so replace them. On CPUs vLLM in bf16 has died in tests; there float32
     shows as much."""
@@ -342,10 +282,9 @@ def engine(
         name=name,
         command=(*command, "--device", "cuda"),
         dry=(*command, *tiny, *dry),
-        limits=limits,
-        limit_s=limit_s,
         packages=(*ENGINE, *packages, *(("vllm",) if is_vllm else ())),
         needs=all_of(vllm_for_gpus, needs) if is_vllm else needs,
+        **others,
     )
 
 
@@ -353,8 +292,7 @@ SHORT = ("--samples", "64", "--tokens", "200")
 FEW_SWAPS = ("--swaps", "3")
 # transformers starts every kernel of a step by itself: a draw of 1,000 tokens would take half a minute.
 LOCKSTEP = ("--samples", "32", "--tokens", "128")
-ON_24 = memory(22 * GIB)
-ON_80 = memory(70 * GIB)
+ON_24, ON_80 = memory(22), memory(70)
 
 CHECKS = (
     learner("mfu-0.6b", "--parts", "mfu", on_gpu=("--repeats", "2"), limits=MFU, limit_s=45.0, needs=ON_24),
@@ -426,7 +364,7 @@ CHECKS = (
         dry=("--precision", "int8"),
         limits=(Limit(path="mismatch_kl", most=FP8_KL, everywhere=True),),
         limit_s=100.0,
-        needs=compute(8, 9),
+        needs=needs(lambda cuda: cuda.get_device_capability() >= (8, 9), "compute capability 8.9"),
     ),
     engine(
         "transformers-adapter",
@@ -449,7 +387,7 @@ CHECKS = (
         *("--ranks", "2", *SHORT, *FEW_SWAPS),
         limits=(*agrees(BF16_KL), *SWAPPED),
         limit_s=150.0,
-        needs=cards(2),
+        needs=needs(lambda cuda: cuda.device_count() >= 2, "two cards"),
     ),
 )
 """In the order of their worth: whether a learner runs here, how fast, whether its memory is reckoned rightly, and

@@ -1,7 +1,8 @@
 """vLLM's engine process as a node starts it, which counts the CUDA graphs that are replayed: `gpu_child vllm`.
 
 After each call that drew, a line of the process's log says how many replays there were in it, of the first worker, and
-how many steps the call took at least. Where there are no graphs, as on a CPU, that is 0.
+how many steps the call took at least. Where there are no graphs, as on a CPU, that is 0. Inside vLLM's workers the
+node's own extension counts them: `CountingWorker`, which is made when a worker looks for it.
 """
 
 from __future__ import annotations
@@ -37,10 +38,18 @@ def replays_per_step(log: Path) -> list[float]:
     return [replays / steps for replays, steps in map(json.loads, lines)]
 
 
-def main() -> None:
-    # As in engine_child: before a library is loaded or a thread started.
-    exposed = confine([], needs_loopback=True)
-    serve(_engine, ChildChannel(), exposed)
+def __getattr__(name: str) -> Any:
+    if name != "CountingWorker":
+        raise AttributeError(name)
+    import torch
+
+    from swarm.sampler.vllm.extension import EchoWorker
+
+    # Of the class: graphs are looked up there when they are replayed, whenever they were captured.
+    counting, count = counted(torch.cuda.CUDAGraph.replay)
+    torch.cuda.CUDAGraph.replay = counting  # type: ignore[assignment,method-assign]
+    globals()[name] = type(name, (EchoWorker,), {"echo_replays": lambda self: count()})
+    return globals()[name]
 
 
 def _engine() -> Engine:
@@ -56,7 +65,13 @@ def _engine() -> Engine:
         async def _replays(self) -> int:
             return int((await self._engine.collective_rpc("echo_replays"))[0])
 
-    return CountingEngine("benchmarks.gpu_worker.CountingWorker")
+    return CountingEngine("benchmarks.gpu_child.CountingWorker")
+
+
+def main() -> None:
+    # As in engine_child: before a library is loaded or a thread started.
+    exposed = confine([], needs_loopback=True)
+    serve(_engine, ChildChannel(), exposed)
 
 
 if __name__ == "__main__":

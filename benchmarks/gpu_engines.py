@@ -27,14 +27,24 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 
+from benchmarks import Figures, parser_of
 from benchmarks.gpu_child import replays_per_step
-from benchmarks.sampler_models import REAL_VOCABULARY, Size, floats, ints, parameters_of, random_model
-from benchmarks.sampler_process import HANG_S, EngineProcess, random_job, running
+from benchmarks.sampler_models import (
+    HANG_S,
+    REAL_VOCABULARY,
+    EngineProcess,
+    Size,
+    floats,
+    ints,
+    parameters_of,
+    random_job,
+    random_model,
+    running,
+)
 from swarm.learner.adapter import attach, is_adapted, shape_of_adapter
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
@@ -67,8 +77,6 @@ class Version:
 
 
 class Learner:
-    """The model, and its two versions on disk."""
-
     def __init__(self, directory: Path, *, parameters: float, tokens: int, device: str, adapter: int) -> None:
         vocab_size = REAL_VOCABULARY if parameters >= 1e8 else 1024
         size = Size(parameters=parameters, vocab_size=vocab_size, context_tokens=PROMPT_TOKENS + tokens)
@@ -157,8 +165,6 @@ def _row(job: Job, sampled: Sampled, number: int) -> Row:
 
 
 class Sampler:
-    """An engine, and the number of the version that it holds."""
-
     def __init__(self, engine: EngineProcess, started: Started, learner: Learner, *, tokens: int, samples: int) -> None:
         self._engine, self.started, self._learner = engine, started, learner
         self._tokens, self._samples = tokens, min(samples, started.places)
@@ -170,7 +176,6 @@ class Sampler:
         return self._learner.versions[self.number % 2]
 
     async def install(self, *, as_changes: bool = False) -> Installed:
-        """Take the other version, all of it or the words that changed."""
         self.number += 1
         command = Install(
             version=_id(self.number),
@@ -205,7 +210,7 @@ def _id(number: int) -> VersionId:
     return VersionId(incarnation=0, version=number)
 
 
-async def agreement(sampler: Sampler, learner: Learner) -> dict[str, Any]:
+async def agreement(sampler: Sampler, learner: Learner) -> Figures:
     """Draw with two versions, one after the other, and compare each with the learner's, the second also with the
     first."""
     half = sampler.started.dtype != "float32"
@@ -225,8 +230,7 @@ async def agreement(sampler: Sampler, learner: Learner) -> dict[str, Any]:
     }
 
 
-async def swapping(sampler: Sampler, learner: Learner, swaps: int) -> dict[str, Any]:
-    """Draw before, beneath and after `swaps` swaps."""
+async def swapping(sampler: Sampler, learner: Learner, swaps: int) -> Figures:
     drawn, before = await sampler.draw()
     apart_s = len(drawn) * len(ints(drawn[0][1].token_ids)) / before / (swaps + 1)
     began_at = sampler.number
@@ -266,33 +270,25 @@ async def swapping(sampler: Sampler, learner: Learner, swaps: int) -> dict[str, 
     }
 
 
-async def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    learner = Learner(
-        directory,
-        parameters=options.parameters,
-        tokens=options.tokens,
+async def measure(options: argparse.Namespace, directory: Path) -> Figures:
+    size = {name: getattr(options, name) for name in ("parameters", "tokens", "device", "adapter")}
+    learner = Learner(directory, **size)
+    engine_options = EngineOptions(
         device=options.device,
-        adapter=options.adapter,
-    )
-    command = Start(
-        directory=str(learner.directory / "model"),
-        layout=learner.layout,
-        options=EngineOptions(
-            device=options.device,
-            dtype=options.dtype,
-            precision=options.precision,
-            tensor_parallel_size=options.ranks,
-            gpu_memory_share=MEMORY_SHARE,
-            max_model_len=PROMPT_TOKENS + options.tokens,
-            places=options.samples,
-            hang_s=HANG_S,
-        ),
+        dtype=options.dtype,
+        precision=options.precision,
+        tensor_parallel_size=options.ranks,
+        gpu_memory_share=MEMORY_SHARE,
+        max_model_len=PROMPT_TOKENS + options.tokens,
+        places=options.samples,
+        hang_s=HANG_S,
     )
     module = "benchmarks.gpu_child" if options.engine == "vllm" else "swarm.sampler.engine_child"
     async with running(options.engine, directory / "engine", module) as engine:
-        started = await engine.launch(command)
+        start = Start(directory=str(directory / "model"), layout=learner.layout, options=engine_options)
+        started = await engine.launch(start)
         sampler = Sampler(engine, started, learner, tokens=options.tokens, samples=options.samples)
-        figures = {"parameters": parameters_of(learner.model), "started": msgspec.to_builtins(started)}
+        figures: Figures = {"parameters": parameters_of(learner.model), "started": msgspec.to_builtins(started)}
         figures |= await agreement(sampler, learner)
         if options.swaps:
             figures |= await swapping(sampler, learner, options.swaps)
@@ -303,7 +299,7 @@ async def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("engine", choices=("transformers", "vllm"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--parameters", type=float, default=6e8)

@@ -3,14 +3,14 @@
     sudo bin/python -m benchmarks.internet --model DIR --to FILE.jsonl [--local]
 
 Each node is a Linux network namespace of its own, whose line is a token bucket of UP_MBIT and DOWN_MBIT. Nobody can
-open a connection to a sampler. What a sampler opens to the learner goes through a proxy in its own namespace that
-adds a round trip of ROUND_TRIP_MS and loses LOSS of the packets (benchmarks.delayed_link). The learner is known by
-that proxy's address alone, so there is no other way. The settings are those of examples/smollm2.toml; at half of
---steps one sampler is killed. With --local there are neither lines nor proxies nor shields, and all else is the same.
+open a connection to a sampler. What a sampler opens to the learner goes through a proxy in its own namespace that adds
+a round trip of ROUND_TRIP_MS and loses LOSS of the packets (`python -m benchmarks.links`). The learner is known by that
+proxy's address alone, so there is no other way. The settings are those of examples/smollm2.toml; at half of --steps one
+sampler is killed. With --local there are neither lines nor proxies nor shields, and all else is the same.
 
-All nodes share this machine's cores, which three models keep busy: seconds a step say little, what a line changes
-more. Each run is a line of --to: held-out accuracy by version, shares and means of the steps after the first ten, the
-bytes of a version and the seconds until every sampler had it, and what the learner's line carried.
+All nodes share this machine's cores. Each run is a line of --to: held-out accuracy by version, shares and means of the
+steps after the first ten, the bytes of a version and the seconds until every sampler had it, and what the learner's
+line carried.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
-import sys
+import subprocess
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from benchmarks.learning_swarm import POLL_S, RunFailed
+from benchmarks import Figures
+from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in
 from swarm.settings import LeadConfig
 from swarm.settings_file import as_toml, read_settings
 from tests.netns.hosts import Host, Hosts, hosts
@@ -37,51 +36,11 @@ ROUND_TRIP_MS, LOSS = 80.0, 0.005
 PORT = 7700
 WARM_UP_STEPS = 10
 EXAMPLE = Path(__file__).parents[1] / "examples" / "smollm2.toml"
-START_S, STEP_LIMIT_S = 1200.0, 120.0
-"""A run that takes longer has hung. The first version, 180 MB, takes 8 minutes: TCP makes 3 Mbit/s of such a line."""
+START_S, STEP_LIMIT_S = 1200.0, 120.0  # A run that takes longer has hung
+NOT_ENOUGH = ("learner", 1)  # How it ends if it did not learn enough
 
 
-class Swarm:
-    """Processes in namespaces, with their logs under `directory`."""
-
-    def __init__(self, network: Hosts, directory: Path, stack: ExitStack) -> None:
-        self._network, self._directory, self._stack = network, directory, stack
-        self._running: dict[str, Any] = {}
-
-    def check(self) -> None:
-        """RunFailed, with its last words, if one ended that nobody killed."""
-        for name, process in self._running.items():
-            if process.poll() and (name, process.returncode) != ("learner", 1):  # 1: it did not learn enough
-                said = (self._directory / f"{name}.log").read_text(errors="replace").splitlines()
-                raise RunFailed(f"{name} ended: {' | '.join(said[-3:])}")
-
-    def kill(self, name: str) -> None:
-        os.killpg(self._running.pop(name).pid, signal.SIGKILL)
-
-    def start(self, host: Host, name: str, module: str, *arguments: str) -> Any:
-        log: IO[bytes] = self._stack.enter_context((self._directory / f"{name}.log").open("wb"))
-        command, env = [sys.executable, "-m", module, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = self._running[name] = host.popen(command, stdout=log, stderr=log, env=env)
-        return process
-
-    def lead(self, model: Path, run_dir: Path, *, steps: int, seed: int, advertised: str) -> Any:
-        settings = read_settings(LeadConfig, EXAMPLE)
-        settings |= {"model": str(model.resolve()), "steps": steps, "seed": seed, "dashboard": "off"}
-        settings |= {"task": f"jsonl:{EXAMPLE.parent / 'sums.jsonl'}"}
-        del settings["target"]
-        file = self._directory / "lead.toml"
-        file.write_text(as_toml(LeadConfig, settings))
-        host = self._network.host(1)
-        listen = ("--host", host.address, "--port", str(PORT), "--advertise", f"{advertised}:{PORT}", "--lan", "--tls")
-        return self.start(host, "learner", "swarm", "lead", *listen, "--config", str(file), "--run-dir", str(run_dir))
-
-    def join(self, number: int, line: str) -> Any:
-        state = str(self._directory / f"sampler-{number}")
-        host, name = self._network.host(number), f"sampler-{number}"
-        return self.start(host, name, "swarm", "join", "--lan", "--bootstrap", line, "--state-dir", state)
-
-
-def make_lines(network: Hosts, swarm: Swarm) -> None:
+def make_lines(network: Hosts, nodes: Nodes) -> None:
     """Lines as at home, and before each sampler the proxy that stands for the way to the learner."""
     learner, *samplers = network
     for host in network:
@@ -90,7 +49,17 @@ def make_lines(network: Hosts, swarm: Swarm) -> None:
         network.shield(host)
         ends = ("--listen", f"127.0.0.1:{PORT}", "--to", f"{learner.address}:{PORT}")
         way = ("--delay-ms", str(ROUND_TRIP_MS / 2), "--loss", str(LOSS))
-        swarm.start(host, f"proxy-{host.number}", "benchmarks.delayed_link", *ends, *way)
+        nodes.start(f"proxy-{host.number}", *ends, *way, module="benchmarks.links", host=host, is_node=False)
+
+
+def lead(nodes: Nodes, host: Host, directory: Path, advertised: str, **own: object) -> subprocess.Popen[bytes]:
+    settings = read_settings(LeadConfig, EXAMPLE) | own
+    settings |= {"dashboard": "off", "task": f"jsonl:{EXAMPLE.parent / 'sums.jsonl'}"}
+    del settings["target"]
+    (directory / "lead.toml").write_text(as_toml(LeadConfig, settings))
+    listen = ("--host", host.address, "--port", str(PORT), "--advertise", f"{advertised}:{PORT}", "--lan", "--tls")
+    files = ("--config", str(directory / "lead.toml"), "--run-dir", str(directory / "run"))
+    return nodes.start("learner", "lead", *listen, *files, host=host)
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
@@ -104,37 +73,37 @@ def carried_bytes(host: Host) -> dict[str, int]:
     return {"sent": stats["tx"]["bytes"], "received": stats["rx"]["bytes"]}
 
 
-def run(model: Path, *, steps: int, seed: int, local: bool) -> dict[str, Any]:
+def run(model: Path, *, steps: int, seed: int, local: bool) -> Figures:
     """The figures of a run. RunFailed if a process does."""
-    with tempfile.TemporaryDirectory(prefix="internet-") as path, ExitStack() as stack, hosts(3) as network:
-        directory, run_dir = Path(path), Path(path, "run")
-        swarm, learner_host = Swarm(network, directory, stack), network.host(1)
+    with tempfile.TemporaryDirectory(prefix="internet-") as path, hosts(3) as network, nodes_in(Path(path)) as nodes:
+        run_dir, learner_host, began = Path(path, "run"), network.host(1), time.monotonic()
         if not local:
-            make_lines(network, swarm)
+            make_lines(network, nodes)
         advertised = learner_host.address if local else "127.0.0.1"
-        began = time.monotonic()
-        learner = swarm.lead(model, run_dir, steps=steps, seed=seed, advertised=advertised)
-        node = run_dir / "node.json"
+        own = {"model": str(model.resolve()), "steps": steps, "seed": seed}
+        learner, node = lead(nodes, learner_host, Path(path), advertised, **own), run_dir / "node.json"
         has_samplers, killed_at = False, 0
         while learner.poll() is None:
             done = len(lines_of(run_dir / "metrics.jsonl"))
             if not has_samplers and node.exists() and node.read_text().endswith("\n"):
                 for number in (2, 3):
-                    swarm.join(number, json.loads(node.read_text())["join"])
+                    told = ("--lan", "--bootstrap", json.loads(node.read_text())["join"])
+                    state, host = ("--state-dir", str(Path(path, f"sampler-{number}"))), network.host(number)
+                    nodes.start(f"sampler-{number}", "join", *told, *state, host=host)
                 has_samplers = True
             if not killed_at and done >= steps // 2:
-                swarm.kill("sampler-2")
+                nodes.kill("sampler-2")
                 killed_at = done
-            swarm.check()
+            nodes.check(NOT_ENOUGH)
             if time.monotonic() - began > START_S + STEP_LIMIT_S * steps:
                 raise RunFailed("the run did not end in time")
             time.sleep(POLL_S)
-        swarm.check()
-        found = figures(run_dir, killed_at)
-        return found | {"learner_line_bytes": carried_bytes(learner_host), "wall_s": round(time.monotonic() - began, 1)}
+        nodes.check(NOT_ENOUGH)
+        wall_s = round(time.monotonic() - began, 1)
+        return figures(run_dir, killed_at) | {"learner_line_bytes": carried_bytes(learner_host), "wall_s": wall_s}
 
 
-def figures(run_dir: Path, killed_at: int) -> dict[str, Any]:
+def figures(run_dir: Path, killed_at: int) -> Figures:
     steps = lines_of(run_dir / "metrics.jsonl")
     events = lines_of(run_dir / "events.jsonl")
     prepared = next(event["time"] for event in events if event["kind"] == "prepared")

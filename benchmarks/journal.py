@@ -6,18 +6,15 @@ Size: `--rollouts` are recorded with payloads of one token (the rows do not depe
 groups opened and leased, answered, scored, and taken in batches. `db_bytes_per_rollout` is what all tables together
 take in the database after the payloads of all batches were pruned.
 
-Speed: rollouts of 512 tokens, in submissions of one group; WRITERS of them wait at a time, each for its own commit,
-as samplers do whose verdicts wait for it. Opening, leasing, scoring, batches and syncs are part of the time, and so is
-the making of the entries. `cpu_us_per_rollout` is of the whole process, all threads.
-`p50_ms` and `p99_ms` are of `Journal.write` for one submission, and so include the wait for the transaction before.
-`sync_ms`: the longest of the syncs, one of which follows every 16 batches.
+Speed: rollouts of 512 tokens, in submissions of one group; WRITERS of them wait at a time, each for its own commit.
+All that a run records is part of the time, and so is the making of the entries. `cpu_us_per_rollout` is of the whole
+process; `p50_ms` and `p99_ms` are of `Journal.write` for one submission; `sync_ms` is the longest of the syncs, one of
+which follows every 16 batches.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import statistics
 import tempfile
@@ -25,8 +22,10 @@ import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from msgspec import structs
+
+from benchmarks import Figures, parser_of, said
 from swarm.rollout.journal.entries import BatchTaken, Entry, GroupOpened, RolloutAccepted, RolloutScored, SamplesLeased
 from swarm.rollout.journal.index import reading
 from swarm.rollout.journal.journal import DATABASE, Journal
@@ -37,8 +36,7 @@ SYNC_BATCHES = 16
 NODES = 64
 GROUP_SIZES = (8, 16)
 WRITERS = 16
-POOL = 256
-"""Rollouts made beforehand, and used in turn: the journal does not look at what is in them."""
+POOL = 256  # Rollouts made beforehand, and used in turn: the journal does not look at what is in them
 
 
 def pool(tokens: int) -> list[Rollout]:
@@ -65,31 +63,17 @@ class Load:
         self._draw = random.Random(1)
 
     def opening(self, number: int) -> list[Entry]:
-        version = VersionId(incarnation=0, version=number // BATCH_GROUPS)
+        samples = tuple((index, 0) for index in range(self.size))
         return [
-            GroupOpened(number=number, version=version, max_staleness=2),
-            SamplesLeased(number=number, node=self._node(number), samples=tuple((i, 0) for i in range(self.size))),
+            GroupOpened(number=number, version=self._version(number), max_staleness=2),
+            SamplesLeased(number=number, node=self._node(number), samples=samples),
         ]
 
     def answers(self, number: int) -> list[Entry]:
         made = self._pool[number % POOL]
-        version = VersionId(incarnation=0, version=number // BATCH_GROUPS)
-        spans = (Span(version=version, start=0, end=made.length),)
-        return [
-            RolloutAccepted(
-                number=number,
-                node=self._node(number),
-                rollout=Rollout(
-                    group_id=f"t{number}",
-                    index=index,
-                    token_ids=made.token_ids,
-                    logprobs=made.logprobs,
-                    spans=spans,
-                    finish=made.finish,
-                ),
-            )
-            for index in range(self.size)
-        ]
+        spans = (Span(version=self._version(number), start=0, end=made.length),)
+        drawn = [structs.replace(made, group_id=f"t{number}", index=i, spans=spans) for i in range(self.size)]
+        return [RolloutAccepted(number=number, node=self._node(number), rollout=one) for one in drawn]
 
     def scores(self, number: int) -> list[Entry]:
         return [
@@ -100,6 +84,9 @@ class Load:
     def batch(self, step: int) -> BatchTaken:
         first = step * BATCH_GROUPS
         return BatchTaken(step=step, max_staleness=2, numbers=tuple(range(first, first + BATCH_GROUPS)))
+
+    def _version(self, number: int) -> VersionId:
+        return VersionId(incarnation=0, version=number // BATCH_GROUPS)
 
     def _node(self, number: int) -> NodeId:
         return NodeId(f"{number % NODES:052d}")
@@ -141,7 +128,7 @@ def used_bytes(directory: Path) -> int:
     return int(nbytes)
 
 
-async def measure_size(directory: Path, rollouts: int, size: int) -> dict[str, Any]:
+async def measure_size(directory: Path, rollouts: int, size: int) -> Figures:
     count = -(-rollouts // (size * BATCH_GROUPS))
     journal = Journal(directory, group_size=size)
     await journal.start()
@@ -151,8 +138,7 @@ async def measure_size(directory: Path, rollouts: int, size: int) -> dict[str, A
     while await journal.prune(oldest_step=count, keep_rollouts=0):
         pass
     await journal.close()
-    nbytes = used_bytes(directory)
-    recorded = count * size * BATCH_GROUPS
+    nbytes, recorded = used_bytes(directory), count * size * BATCH_GROUPS
     return {
         "rows": recorded,
         "db_mb": round(nbytes / 1e6, 1),
@@ -161,17 +147,15 @@ async def measure_size(directory: Path, rollouts: int, size: int) -> dict[str, A
     }
 
 
-async def measure_speed(directory: Path, *, rollouts: int, tokens: int, size: int) -> dict[str, Any]:
-    count = -(-rollouts // (size * BATCH_GROUPS))
+async def measure_speed(directory: Path, *, rollouts: int, tokens: int, size: int) -> Figures:
+    count, load = -(-rollouts // (size * BATCH_GROUPS)), Load(size, tokens)
     journal = Journal(directory, group_size=size)
     await journal.start()
-    load = Load(size, tokens)
     start, cpu = time.perf_counter(), time.process_time()
     latencies_s, syncs_s = await steps(journal, load, count)
     elapsed_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
     await journal.close()
-    recorded = count * size * BATCH_GROUPS
-    cuts = statistics.quantiles(latencies_s, n=100)
+    recorded, cuts = count * size * BATCH_GROUPS, statistics.quantiles(latencies_s, n=100)
     return {
         "group_size": size,
         "rollouts": recorded,
@@ -184,18 +168,17 @@ async def measure_speed(directory: Path, *, rollouts: int, tokens: int, size: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rollouts", type=int, default=1_000_000, help="rows of the size")
     parser.add_argument("--timed-rollouts", type=int, default=65_536, help="of the speed, for each size of groups")
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--json", action="store_true", help="as without it: figures are JSON")
     options = parser.parse_args()
     for size in GROUP_SIZES:
         with tempfile.TemporaryDirectory() as directory:
             speed = measure_speed(Path(directory), rollouts=options.timed_rollouts, tokens=options.tokens, size=size)
-            print(json.dumps(asyncio.run(speed)), flush=True)
+            said(asyncio.run(speed))
     with tempfile.TemporaryDirectory() as directory:
-        print(json.dumps(asyncio.run(measure_size(Path(directory), options.rollouts, GROUP_SIZES[-1]))))
+        said(asyncio.run(measure_size(Path(directory), options.rollouts, GROUP_SIZES[-1])))
 
 
 if __name__ == "__main__":

@@ -1,78 +1,171 @@
-"""What staleness costs: the embedded model on its task, from zero, a fixed number of steps at several bounds S.
+"""What staleness costs in learning: rewards and held-out accuracy against learner steps and seconds, for bounds S.
 
-bin/python -m benchmarks.learning --json
-bin/python -m benchmarks.learning --only forced --staleness 0,4,16 --seeds 0 --steps 60
-bin/python -m benchmarks.learning --only forced --staleness 4,8 --objectives grpo,decoupled_ppo,cispo
-bin/python -m benchmarks.learning --only swarm --staleness 2 --join='--engine mlx --precision int8'
-bin/python -m benchmarks.learning --only swarm --staleness 2 --model tiny-warm --task sort --adapters 0,1,8
+bin/python -m benchmarks.learning --only swarm --staleness 0,1,2,4,8 --plot docs/freshness.svg --json
+bin/python -m benchmarks.learning --only forced --staleness 4 --objectives grpo,cispo --seeds 0 --steps 150 --json
 
-Two modes, each run once for every seed, objective and rank of --adapters (0 trains the whole model), with the same
-prompts, model and settings (those of `lead`):
-forced    trainer and engine in one process and in turn: batch t is drawn by version max(0, t - S), so every rollout is
-          as old as the bound allows. It shows what the objective bears. S = 0 is what a single machine does without a
-          swarm
-swarm     `echo-node lead --max-staleness S` and three `join` processes on loopback, with freshness "adaptive" and
-          "off" (--freshness; the same at S = 0). Where samplers are faster than the trainer, as here, "off" lets them
-          run ahead as far as S allows, so that what occurs is about S too
+The tiny model learns a task of digits, 32 x 16 rollouts a step, with each objective and rank of an adapter:
+swarm    a real learner and three samplers on loopback, with each freshness: what the pacing makes of a bound
+forced   trainer and engine in one process, in turn; what generates is exactly S versions old
 
-Each run is a line of JSON, and so is each row of medians over the seeds (null is never):
-accuracy, accuracy_min, accuracy_max   greedy exact match of the last version on 500 held-out prompts
-reward_last10          mean shaped reward of the rollouts of the last ten steps (1 is a perfect copy)
-reward_per_step        the same over all steps
-reward_per_s           rewards of the steps after the first, added up, over `seconds`
-seconds                from the end of the first step to the end of the last, without starts and evaluations
-steps_to_reward_0_9, seconds_to_reward_0_9   until the first step whose batch brought 0.9
-staleness_mean, staleness_max   what occurred, in steps; the maximum is of all seeds
-curve                  reward of every tenth step
-runs                   seeds that came to an end
-
-Every process computes on one thread. Training takes most of a step of this model (0.13 s of 0.19 s on one core), so
-more samplers have little to win: the seconds tell what the network costs, not what a fleet brings where generation
-dominates. All cases of a seed come before the next seed, so that noise hits all alike. A swarm that fails is said so,
-and the exit status is 1.
+Each run is a line of JSON, and so is each row of medians over the seeds; None is never. Figures: held-out `accuracy`
+(greedy, 500 prompts) of the last version, `reward_last10`, `reward_per_step` and `reward_per_s`, staleness of what was
+trained on, and steps and seconds until a batch's reward was 0.9, from the end of the first step. `--join` gives the
+samplers more flags, such as --join='--engine mlx'. Exit status 1 if a run failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
 import statistics
 import sys
 import tempfile
+import time
+from array import array
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
-from benchmarks import learning_forced, learning_swarm
-from benchmarks.learning_swarm import Run, RunFailed
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks import Figures, listed, parser_of, said
+from benchmarks.learning_swarm import Run, RunFailed, Step, step_of
+from benchmarks.learning_swarm import run as run_swarm
+from swarm.broadcast.version.manifest import TensorSpec
+from swarm.learner.messages import Train, TrainGroup, TrainRollout
+from swarm.learner.process import trainer_config
+from swarm.learner.trainer import Trainer
+from swarm.models.device import as_streamed
+from swarm.process import NoParent
 from swarm.report.charts import Chart, Curve, picture
 from swarm.report.figures import Column
+from swarm.rollout.plane.groups import sample_seed
+from swarm.sampler.engine import EngineOptions, Generate, Job, Sampled, Start
+from swarm.sampler.transformers import TransformersEngine
+from swarm.sampler.weights import own_tensors
 from swarm.settings import TINY, LeadConfig
 from swarm.settings_file import load_config
-from swarm.types import Freshness, ObjectiveName
+from swarm.tasks import DEFAULT_NEW_TOKENS, load_task, task_options
+from swarm.tasks.turns import completion_text
+from swarm.types import Freshness, GroupId, ObjectiveName, Prompt, SamplingRules, Score, VersionId
+
+# -- one process -----------------------------------------------------------------------------------------------------
+
+TIME_LIMIT_S = 600.0  # Of one batch; one that takes longer has hung
+
+
+class OneProcess:
+    """The run of `config` without a network. Batch t is drawn by version max(0, t - S); S = 0 is the synchronous
+    baseline. Prompts, seeds, scores, trainer and engine are those of a swarm."""
+
+    def __init__(self, config: LeadConfig, directory: Path) -> None:
+        self._config = config
+        self._task = load_task(task_options(config))
+        self._max_new_tokens = config.max_new_tokens or self._task.max_new_tokens or DEFAULT_NEW_TOKENS
+        self._trainer = Trainer(trainer_config(config, directory, self._max_new_tokens), NoParent())
+        prepared = self._trainer.prepared()
+        self._layout, self._stop_token_ids = prepared.layout, prepared.stop_token_ids
+        self._engine = TransformersEngine()
+        options = EngineOptions(device="cpu")
+        self._engine.start(Start(directory=str(directory / "model"), layout=self._layout, options=options), _quietly)
+        self._tokenizer = Tokenizer.from_file(str(directory / "model" / "tokenizer.json"))
+        self._kept: deque[tuple[int, dict[TensorSpec, torch.Tensor]]] = deque(maxlen=config.max_staleness + 1)
+        self._keep(0)
+
+    def step(self, number: int) -> Step:
+        """Draw batch `number` with the oldest version that the bound allows, and train on it."""
+        version, weights = self._kept[0]
+        self._install(version, weights)
+        groups = self._draw(number, age=number - version)
+        trained = self._trainer.step(Train(step=number, groups=groups))
+        self._keep(number + 1)
+        return step_of(trained.metrics, time.monotonic())
+
+    def accuracy(self) -> float:
+        """Greedy exact match of the newest version on held-out prompts."""
+        self._install(*self._kept[-1])
+        prompts = self._task.held_out(self._config.eval_prompts)
+        samples = self._generate([self._job(prompt, seed=0, temperature=0.0) for prompt in prompts])
+        return sum(self._score(p, s).exact for p, s in zip(prompts, samples, strict=True)) / len(prompts)
+
+    def _keep(self, number: int) -> None:
+        tensors = {spec: as_streamed(tensor.detach()) for spec, tensor in self._trainer._tensors.items()}
+        self._kept.append((number, tensors))
+
+    def _install(self, number: int, tensors: dict[TensorSpec, torch.Tensor]) -> None:
+        """As the engine's own install, but from memory and without proof."""
+        own = own_tensors(self._engine._model, self._layout)
+        for spec, tensor in tensors.items():
+            for name in (spec.name, *spec.aliases):
+                own[name].copy_(tensor)
+        self._engine._version = VersionId(incarnation=0, version=number)
+
+    def _draw(self, number: int, *, age: int) -> tuple[TrainGroup, ...]:
+        """The groups of batch `number`, scored; `age` is the staleness of all of them."""
+        config, size = self._config, self._config.group_size
+        places = range(number * config.groups_per_step, (number + 1) * config.groups_per_step)
+        prompts = [self._task.prompt(place) for place in places]
+        seeds = [[sample_seed(config.seed, GroupId(f"t{place}"), i) for i in range(size)] for place in places]
+        jobs = [
+            self._job(prompt, seed=seed, temperature=config.temperature)
+            for prompt, row in zip(prompts, seeds, strict=True)
+            for seed in row
+        ]
+        samples = self._generate(jobs)
+        return tuple(
+            TrainGroup(
+                prompt_token_ids=self._token_ids(prompt),
+                rollouts=tuple(self._rollout(prompt, s, age) for s in samples[at * size : (at + 1) * size]),
+            )
+            for at, prompt in enumerate(prompts)
+        )
+
+    def _job(self, prompt: Prompt, *, seed: int, temperature: float) -> Job:
+        rules = SamplingRules(
+            temperature=temperature,
+            max_new_tokens=self._max_new_tokens,
+            stop_token_ids=self._stop_token_ids,
+            stop=tuple(self._config.stop),
+        )
+        return Job(prompt_token_ids=self._token_ids(prompt), seed=seed, rules=rules, time_limit_s=TIME_LIMIT_S)
+
+    def _generate(self, jobs: list[Job]) -> tuple[Sampled, ...]:
+        samples = self._engine.generate(Generate(jobs=tuple(jobs)), _quietly).samples
+        assert not any(sample.fault for sample in samples)
+        return samples
+
+    def _rollout(self, prompt: Prompt, sample: Sampled, age: int) -> TrainRollout:
+        return TrainRollout(
+            token_ids=sample.token_ids,
+            logprobs=sample.logprobs,
+            reward=self._score(prompt, sample).reward,
+            staleness=age,
+            truncated=sample.finish == "length",
+        )
+
+    def _score(self, prompt: Prompt, sample: Sampled) -> Score:
+        text = completion_text(self._tokenizer, array("i", sample.token_ids), self._stop_token_ids)
+        return self._task.score(prompt, text)
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(prompt.text).ids)
+
+
+def _quietly() -> None: ...
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
 
 Mode = Literal["forced", "swarm"]
-Figures = dict[str, Any]
-
-STEPS = 120
-"""On policy it has just learned all by then, so that what is slower to learn shows."""
-
-EVAL_PROMPTS = 500
-"""About half of those held out: an accuracy near 0.9 is then known to 0.013."""
-
-SAMPLERS = 3
-"""As many as the demo has."""
-
-LAST_STEPS = 10
-"""The reward at the end is the mean of the last steps: one batch alone is noisy to about 0.01."""
-
-LEARNED_REWARD = 0.9
-"""The reward that is waited for: nearly all copies are whole."""
-
-CURVE_EVERY = 10
-"""Steps between two points of the curves."""
+STEPS = 120  # On policy it has just learned all by then, so that what is slower to learn shows
+EVAL_PROMPTS = 500  # About half of those held out: an accuracy near 0.9 is then known to 0.013
+SAMPLERS = 3  # As many as the demo has
+LAST_STEPS = 10  # The reward at the end is the mean of the last steps: one batch alone is noisy to about 0.01
+LEARNED_REWARD = 0.9  # The reward that is waited for: nearly all copies are whole
+CURVE_EVERY = 10  # Steps between two points of the curves
 
 
 class Case(NamedTuple):
@@ -82,8 +175,7 @@ class Case(NamedTuple):
     max_staleness: int
     objective: str
     freshness: Freshness = "off"
-    adapter: int = 0
-    """Its rank; 0 if the whole model is trained."""
+    adapter: int = 0  # Its rank; 0 if the whole model is trained
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
@@ -124,8 +216,9 @@ def run_once(case: Case, options: argparse.Namespace, seed: int) -> Run:
     config = config_of(case, options, seed)
     with tempfile.TemporaryDirectory(prefix="learning-") as directory:
         if case.mode == "swarm":
-            return learning_swarm.run(config, SAMPLERS, Path(directory), shlex.split(options.join))
-        return learning_forced.run(config, Path(directory))
+            return run_swarm(config, SAMPLERS, Path(directory), shlex.split(options.join))
+        process = OneProcess(config, Path(directory))
+        return Run(steps=[process.step(number) for number in range(config.steps)], accuracy=process.accuracy())
 
 
 def figures_of(run: Run) -> Figures:
@@ -172,8 +265,8 @@ def plot(rows: Sequence[Figures]) -> str:
         shown = [found for found in swarms if found["freshness"] == fresh or not found["max_staleness"]]
         charts.append(Chart(title=fresh, unit="", curves=[_curve(found) for found in shown], floor=0, ceiling=1))
     runs = min(found["runs"] for found in swarms)
-    said = f"reward over learner steps, median of {runs} runs; in brackets the mean age of the data in steps"
-    return picture("What staleness costs, with freshness adaptive and off", said, charts)
+    told = f"reward over learner steps, median of {runs} runs; in brackets the mean age of the data in steps"
+    return picture("What staleness costs, with freshness adaptive and off", told, charts)
 
 
 def _curve(found: Figures) -> Curve:
@@ -183,26 +276,19 @@ def _curve(found: Figures) -> Curve:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(",")]
-
-    def objectives(text: str) -> list[str]:
-        return text.split(",")
-
-    fresh: tuple[Freshness, ...] = get_args(Freshness)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers, fresh = listed(int), get_args(Freshness)
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
     parser.add_argument("--model", default=TINY)
     parser.add_argument("--task", default="copy")
     parser.add_argument("--adapters", type=numbers, default=[0], help="ranks; 0 is the whole model")
     parser.add_argument("--staleness", type=numbers, default=[0, 1, 2, 4, 8, 16], help="the bounds S")
-    parser.add_argument("--objectives", type=objectives, default=["grpo"], help=",".join(get_args(ObjectiveName)))
+    parser.add_argument("--objectives", type=listed(str), default=["grpo"], help=",".join(get_args(ObjectiveName)))
     parser.add_argument("--only", choices=get_args(Mode), nargs="+", default=get_args(Mode))
     parser.add_argument("--freshness", choices=fresh, nargs="+", default=fresh, help="of the swarm")
-    parser.add_argument("--join", default="", help="more flags of its samplers, such as --join='--engine mlx'")
+    parser.add_argument("--join", default="", help="more flags of its samplers")
     parser.add_argument("--plot", type=Path, help="draw the swarms' rewards into this .svg file")
-    parser.add_argument("--json", action="store_true", help="all rows as the last line")
     return parser.parse_args(arguments)
 
 
@@ -216,14 +302,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except RunFailed as error:
                 print(f"{case}, seed {seed} failed: {error}", file=sys.stderr, flush=True)
                 continue
-            print(json.dumps({**case._asdict(), "seed": seed, **figures_of(found[-1])}), flush=True)
-    rows = [row(case, found) for case, found in runs.items() if found]
-    for one in rows:
-        print(json.dumps(one))
+            said({**case._asdict(), "seed": seed, **figures_of(found[-1])})
+    rows = [said(row(case, found)) for case, found in runs.items() if found]
     if options.plot:
         options.plot.write_text(plot(rows))
     if options.json:
-        print(json.dumps({"rows": rows}))
+        said({"rows": rows})
     return int(any(len(found) < len(options.seeds) for found in runs.values()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,16 +16,13 @@ from typing import Any
 
 from swarm.settings import LeadConfig
 from swarm.settings_file import as_toml
+from tests.netns.hosts import Host
 
-START_S = 60.0
-"""Until the learner listens; it does so before its trainer has imported anything."""
+START_S = 60.0  # Until the learner listens; it does so before its trainer has imported anything
 
-LIMIT_S, LIMIT_PER_STEP_S = 120.0, 5.0
-"""A run that takes longer has hung: a step of the tiny model takes a fifth of a second on two cores."""
+LIMIT_S, LIMIT_PER_STEP_S = 120.0, 5.0  # A run that takes longer has hung
 
-STOP_S = 20.0
-"""After a polite request a node gets this long, which covers a sampler's drain, before it is killed."""
-
+STOP_S = 20.0  # After a polite request a node gets this long, which covers a sampler's drain, before it is killed
 POLL_S = 0.2
 
 
@@ -47,7 +45,6 @@ class Run:
 
 
 def step_of(metrics: dict[str, Any], at_s: float) -> Step:
-    """A step from the trainer's metrics."""
     return Step(
         at_s=at_s,
         reward=metrics["reward"],
@@ -61,17 +58,18 @@ class RunFailed(Exception):
 
 
 class Nodes:
-    """Processes of the command line with their logs under `directory`."""
-
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, *arguments: str, module: str = "swarm") -> subprocess.Popen[bytes]:
-        """Start `python -m MODULE ARGUMENTS`. It ends when this process does, however that ends."""
+    def start(
+        self, name: str, *arguments: str, module: str = "swarm", host: Host | None = None, is_node: bool = True
+    ) -> subprocess.Popen[bytes]:
+        """Start `python -m MODULE ARGUMENTS`, in a namespace if one is named. A node ends when this process does."""
+        popen: Any = host.popen if host else subprocess.Popen
         with self._log(name).open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, "--stop-with-stdin"],
+            self._processes[name] = popen(
+                [sys.executable, "-m", module, *arguments, *(["--stop-with-stdin"] if is_node else [])],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -79,13 +77,18 @@ class Nodes:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
-        self._processes[name] = process
-        return process
+        return self._processes[name]
 
-    def check(self) -> None:
-        """RunFailed, with its last words, if a process has failed."""
+    def kill(self, name: str) -> None:
+        """With all that it started."""
+        process = self._processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def check(self, *allowed: tuple[str, int]) -> None:
+        """RunFailed, with its last words, if a process has ended with a status other than 0 that is not allowed."""
         for name, process in self._processes.items():
-            if process.poll():
+            if process.poll() and (name, process.returncode) not in allowed:
                 raise RunFailed(f"{name} ended with status {process.returncode}: {self._tail(name)}")
 
     def stop(self) -> None:
@@ -164,7 +167,6 @@ def read_run(run_dir: Path, steps: int) -> Run:
 
 
 def url_of(nodes: Nodes, path: Path) -> str:
-    """Where the learner listens."""
     until = time.monotonic() + START_S
     while not path.exists():
         nodes.check()

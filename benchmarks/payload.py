@@ -10,14 +10,9 @@ from numpy.typing import NDArray
 
 from swarm.broadcast.version.manifest import Layout, TensorSpec
 
-SLICE_ITEMS = 1 << 20
-"""Made this many at a time, so that memory does not follow the size."""
-
+SLICE_ITEMS = 1 << 20  # Made this many at a time, so that memory does not follow the size
 TENSORS = 4
-
-WEIGHT_SD = 0.02
-"""Standard deviation of freshly initialised weights, as of Qwen's and Llama's."""
-
+WEIGHT_SD = 0.02  # Standard deviation of freshly initialised weights, as of Qwen's and Llama's
 UPDATE_SD = 0.2294
 """Standard deviation of Adam's m / sqrt(v) long after its start, if gradients of different steps are independent:
 m is then a mean over about 1 / (1 - beta1) of them, hence sqrt((1 - beta1) / (1 + beta1)) with beta1 = 0.9."""

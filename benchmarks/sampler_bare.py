@@ -17,8 +17,7 @@ import msgspec
 from swarm.process import ChildChannel
 from swarm.sampler.engine import EngineKind, Job
 
-CPU_CACHE_BYTES = 1 << 30
-"""Keys and values of all that is drawn at once, many times over."""
+CPU_CACHE_BYTES = 1 << 30  # Keys and values of all that is drawn at once, many times over
 
 
 class BareStart(msgspec.Struct, frozen=True, tag=True):
@@ -33,8 +32,6 @@ class BareStart(msgspec.Struct, frozen=True, tag=True):
 
 
 class BareDraw(msgspec.Struct, frozen=True, tag=True):
-    """Draw these samples, as fast as the library can."""
-
     jobs: tuple[Job, ...]
 
 
@@ -43,8 +40,6 @@ class BareStarted(msgspec.Struct, frozen=True):
 
 
 class BareDrawn(msgspec.Struct, frozen=True):
-    """The tokens of all samples, and how long they took."""
-
     tokens: int
     seconds: float
 

@@ -1,4 +1,4 @@
-"""Random models for the sampler's benchmark, and the versions of one as learner and receiver hold them on disk.
+"""Random models, their versions as learner and receiver hold them on disk, and an engine's process without a node.
 
 Models with the vocabulary of Qwen3 and one of its sizes have its shape too; others are wider and have fewer layers.
 Weights are N(0, INITIAL_STD) in float32 and published as bf16. They are wide enough that log-probs differ between
@@ -7,11 +7,16 @@ tokens and between versions; nothing else of a model that was trained matters to
 
 from __future__ import annotations
 
+import asyncio
 import time
 from array import array
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
 import torch
@@ -26,30 +31,38 @@ from swarm.broadcast.version.manifest import Layout
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
 from swarm.learner.tiny import tiny_tokenizer
 from swarm.net.signing import SigningKey
-from swarm.sampler.engine import Install
-from swarm.types import VersionId
+from swarm.process import Child
+from swarm.sampler.engine import (
+    EngineDtype,
+    EngineKind,
+    EngineOptions,
+    Generate,
+    Generated,
+    Install,
+    Installed,
+    Job,
+    NotInstalled,
+    Start,
+    Started,
+)
+from swarm.types import SamplingRules, VersionId
 from swarm.wire import encode
 
 Architecture = Literal["qwen3", "llama"]
 
 HEAD_DIM = 64
-KV_SHARE = 2
-"""Query heads for each key-value head."""
-
-INTERMEDIATE = 3
-"""Width of a feed-forward layer in hidden sizes."""
-
+KV_SHARE = 2  # Query heads for each key-value head
+INTERMEDIATE = 3  # Width of a feed-forward layer in hidden sizes
 INITIAL_STD = 0.05
-
-REAL_VOCABULARY = 151_936
-"""Rows of Qwen3's embedding: of a model of half a billion parameters a quarter."""
+REAL_VOCABULARY = 151_936  # Rows of Qwen3's embedding: of a model of half a billion parameters a quarter
 
 QWEN3 = {6e8: (1024, 3072, 28, 16), 1.7e9: (2048, 6144, 28, 16), 4e9: (2560, 9728, 36, 32)}
 """Width, width of a feed-forward layer, layers and query heads, by parameters; of head_dim 128, with 8 key-value heads,
 embeddings tied."""
 
 CHUNK_BYTES = 256 * 1024
-
+WEIGHT_SD = 0.02  # Of masters
+NOISE_ITEMS = 1 << 24  # Gradients are cut from so many random numbers at random places
 KEY = SigningKey.from_bytes(bytes(range(32)))
 
 
@@ -126,12 +139,10 @@ def step(model: Any, size: float, seed: int) -> None:
 
 
 def floats(content: bytes) -> list[float]:
-    """Log-probs as engines give them."""
     return array("f", content).tolist()
 
 
 def ints(content: bytes) -> list[int]:
-    """Token ids as engines give them."""
     return array("i", content).tolist()
 
 
@@ -149,12 +160,10 @@ class Versions:
     pool: ThreadPoolExecutor = field(default_factory=coding_pool)
     number: int = -1
     apply_s: float = 0.0
-    sent_share: float = 0.0
-    """Bytes of the newest version as it was sent, of those of the weights."""
+    sent_share: float = 0.0  # Bytes of the newest version as it was sent, of those of the weights
 
     @classmethod
     def of(cls, model: Any, directory: Path) -> Versions:
-        """The model's small files under `directory`; nothing is published yet."""
         directory.mkdir(parents=True, exist_ok=True)
         layout = layout_of(stream_tensors(model), save_small_files(model, tiny_tokenizer(), directory / "model"))
         store = VersionStore(directory / "received", KEY.public_bytes)
@@ -189,3 +198,157 @@ class Versions:
         self.weights.close()
         self.published.weights.close()
         self.pool.shutdown()
+
+
+class Masters:
+    """A float32 model of about `nbytes` in bf16 and its AdamW. Gradients are noise, independent from step to step."""
+
+    def __init__(self, nbytes: int, lr: float, directory: Path) -> None:
+        self._random = torch.Generator().manual_seed(0)
+        self._noise = torch.randn(NOISE_ITEMS, generator=self._random)
+        self._model = random_model(Size(parameters=nbytes / 2), device="meta").to_empty(device="cpu")
+        self._model.tie_weights()
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.copy_(WEIGHT_SD * self._cut(parameter.numel()).view(parameter.shape))
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=lr, foreach=False, fused=True)
+        self._tensors = stream_tensors(self._model)
+        self._staging = directory / "staging.bin"
+        files = save_small_files(self._model, tiny_tokenizer(), directory / "files")
+        self.layout = layout_of(self._tensors, files)
+
+    def step(self) -> None:
+        """Take a step, with one gradient in memory at a time."""
+        for parameter in self._model.parameters():
+            parameter.grad = self._cut(parameter.numel()).view(parameter.shape)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def stage(self) -> None:
+        write_staging(self._tensors, self._staging)
+
+    def memcpy_s(self) -> float:
+        held = torch.zeros(self.layout.total_bytes, dtype=torch.uint8)
+        copy = torch.zeros_like(held)
+        times = []
+        for _ in range(3):
+            began = time.monotonic()
+            copy.copy_(held)
+            times.append(time.monotonic() - began)
+        return min(times)
+
+    def _cut(self, items: int) -> torch.Tensor:
+        """Numbers from a random place of the noise, repeated if there are too few."""
+        at = int(torch.randint(NOISE_ITEMS, (1,), generator=self._random))
+        if items <= NOISE_ITEMS - at:
+            return self._noise[at : at + items].clone()
+        return self._noise.roll(-at).repeat(-(-items // NOISE_ITEMS))[:items]
+
+
+# -- the engine's process --------------------------------------------------------------------------------------------
+
+HANG_S = 300.0  # The first batch of an engine that compiles took half of this on two busy cores
+TIME_LIMIT_S = 600.0  # For one sample: more than any of them takes
+
+
+class EngineBroken(Exception):
+    """The engine does not do what is measured of it."""
+
+
+class EngineProcess:
+    """`module KIND`, which is to answer as engine_child does, with its log and files under `directory`."""
+
+    def __init__(self, kind: EngineKind, directory: Path, module: str = "swarm.sampler.engine_child") -> None:
+        self.log = directory / "engine.log"
+        self._child = Child("engine", module, kind, log=self.log, hang_s=HANG_S)
+
+    async def start(self, versions: Versions, *, places: int, dtype: EngineDtype = "auto") -> Started:
+        """Build the model on the CPU; `places` samples at once."""
+        context = versions.model.config.max_position_embeddings
+        command = Start(
+            directory=str(versions.files_dir),
+            layout=versions.layout,
+            options=EngineOptions(device="cpu", dtype=dtype, max_model_len=context, places=places, hang_s=HANG_S),
+        )
+        return await self.launch(command)
+
+    async def launch(self, command: Start) -> Started:
+        await self._child.start()
+        return await self._child.call(command, Started)
+
+    async def install(self, command: Install) -> Installed:
+        """EngineBroken if the engine cannot prove that it holds the version."""
+        match await self._child.call(command, Installed | NotInstalled):
+            case Installed() as installed:
+                return installed
+            case NotInstalled(why=why):
+                raise EngineBroken(f"version {command.version} was not installed: {why}")
+        raise AssertionError
+
+    async def draw(self, command: Generate) -> Generated:
+        return await self._child.call(command, Generated)
+
+    def rss_bytes(self) -> int:
+        return int(sum(one.memory_info().rss for one in family_of(self._child.pid)))
+
+    def cpu_s(self) -> float:
+        return cpu_seconds(self._child.pid)
+
+    async def stop(self) -> None:
+        await self._child.stop()
+
+
+@asynccontextmanager
+async def running(
+    kind: EngineKind, directory: Path, module: str = "swarm.sampler.engine_child"
+) -> AsyncIterator[EngineProcess]:
+    engine = EngineProcess(kind, directory, module)
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
+async def kept_busy(engine: EngineProcess, started: Started, versions: Versions) -> AsyncIterator[None]:
+    """All places of an engine that takes on samples one by one draw meanwhile; one in lockstep installs between two
+    batches in any case, and stays idle."""
+    over = asyncio.Event()
+    vocab_size, tokens = versions.model.config.vocab_size, versions.model.config.max_position_embeddings // 2
+
+    async def one_place(seeds: Iterator[int]) -> None:
+        while not over.is_set():
+            await engine.draw(Generate(jobs=(random_job(next(seeds), vocab_size, prompt_tokens=8, tokens=tokens),)))
+
+    seeds = count()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(0 if started.lockstep else started.places):
+            group.create_task(one_place(seeds))
+        try:
+            yield
+        finally:
+            # Calls are awaited to their ends: one that is cancelled kills the engine.
+            over.set()
+
+
+def cpu_seconds(pid: int | None) -> float:
+    times = [one.cpu_times() for one in family_of(pid)]
+    return float(sum(one.user + one.system for one in times))
+
+
+def family_of(pid: int | None) -> list[Any]:
+    import psutil  # Here, since a machine with a GPU may have what a learner's benchmark needs, and no more
+
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def random_job(seed: int, vocab_size: int, *, prompt_tokens: int, tokens: int) -> Job:
+    """A sample of a random prompt that ends by its length alone."""
+    random = Random(seed)
+    return Job(
+        prompt_token_ids=tuple(random.randrange(vocab_size) for _ in range(prompt_tokens)),
+        seed=seed,
+        rules=SamplingRules(temperature=1.0, max_new_tokens=tokens, stop_token_ids=()),
+        time_limit_s=TIME_LIMIT_S,
+    )

@@ -5,18 +5,12 @@ first one. So it plans backward: from the last batch to the first, and for each 
 what is planned for later batches already on the workers. A sample that begins before version v + 1 arrives is drawn by
 v at most, so the arrivals are the boundaries that count. Each sample is aimed behind the latest boundary from which it
 can end by the take. The longest is placed first, each on the worker with the most time left there. If not all fit, the
-longest are aimed behind the boundary before, which makes the most room.
-
-It may choose which groups are trained together, and deals them out so that batches take equally long to generate
-(where versions are carried one at a time, long groups go to batches that are taken long after a version arrived). It
-leaves out only groups that no schedule could train within the bound while the learner never waits: with a sample that
-would be too old even if it began when a version arrives and ended when its batch is taken. Everything else is trained
-on, and nothing is generated for nothing.
+longest are aimed behind the boundary before. It chooses which groups are trained together, and leaves out only groups
+that no schedule could train within the bound while the learner never waits.
 
 `least` is a bound below every schedule: each sample alone, begun as late as it may, as if there were a worker for each.
-For samples of L steps and versions that arrive T_bcast after each step it is the mean of ceil(L + T_bcast). Only
-foresight can begin the short samples of a group late, so `min_together` says what is left without that: the same
-bound for schedules that begin all samples of a group at once.
+Only foresight can begin the short samples of a group late, so `min_together` is the same bound for schedules that begin
+all samples of a group at once.
 """
 
 from __future__ import annotations
@@ -24,19 +18,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from benchmarks.staleness_sim import STEP_S, Figures, Fleet, Job, Lengths, Run, Sample
+from benchmarks.staleness_sim import STEP_S, Figures, Fleet, Job, Lengths, Rule, Run, Sample
 
-GAP = 1e-6
-"""Steps that a sample begins after its version arrived, and ends before its batch is taken: more than rounding."""
-
-HORIZON = 200
-"""Steps beyond the last one: a batch halfway there is as far from the start of the run as any."""
+GAP = 1e-6  # Steps that a sample begins after its version arrived, and ends before its batch is taken
+HORIZON = 200  # Steps beyond the last one: a batch halfway there is as far from the start of the run as any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,12 +223,12 @@ def _together(batch: Sequence[Wanted]) -> list[Wanted]:
     return [replace(one, time=longest[one.job.number]) for one in batch]
 
 
-class Plan:
-    """The rule that follows a plan: a sample is given out when its time has come (`due`)."""
+class Plan(Rule):
+    """The rule that follows a plan: a sample is given out when its time has come (`due`). No worker dies."""
 
     def __init__(self, plan: Sequence[Planned]) -> None:
         self.due: list[Job] = []
-        self.discarded: list[Sample] = []
+        self.discarded = []
         self.started = False
         self._batch_of = {one.job: one.batch for one in plan}
         self._missing = Counter(one.batch for one in plan)
@@ -252,20 +243,11 @@ class Plan:
         self._missing[batch] -= 1
         self._ready.setdefault(batch, []).append(sample)
 
-    def published(self, version: int) -> None:
-        pass
-
     def take(self, *, now: float) -> list[Sample] | None:
         if not self.started or self._missing[self._next]:
             return None
         self._next += 1
         return self._ready.pop(self._next - 1)
-
-    def heard(self, worker: int, *, now: float) -> None:
-        raise AssertionError("the plan is for a fleet without deaths")
-
-    def gone(self, worker: int, alive: Collection[int], *, now: float) -> None:
-        raise AssertionError("the plan is for a fleet without deaths")
 
 
 class PlannedRun(Run):

@@ -3,14 +3,11 @@ three ways: the real rollout plane, AReaL's counter rule, and no rule at all.
 
 Theory of operation. Events are (time, order, callback) in a heap; times are in seconds, a learner step takes STEP_S.
 A worker generates one sample at a time, with the newest version that had reached it when it began, and asks for its
-next sample when it begins one (`ahead`, as sampler/session.py does) or when it has none. A question that finds nothing
-stays with the learner and is tried again at every change, as rollout/api.py does. Versions reach all workers
-`broadcast_s` after they were published: side by side, or one at a time (`serial`), the newest next. A worker that dies
-is noticed after three beats, and another takes its place `REPLACED_S` later.
-
-All three rules answer the same questions of the same workers, one sample at a time, and keep the same bound: what is
-older than S steps when a batch is taken is never trained on. They differ in what they let begin, and in the order in
-which a batch is made.
+next sample when it begins one (`ahead`) or when it has none. A question that finds nothing stays with the learner and
+is tried again at every change. Versions reach all workers `broadcast` steps after they were published: side by side,
+or one at a time (`serial`), the newest next. A worker that dies is noticed after three beats, and another takes its
+place `REPLACED_S` later. All rules keep the same bound: what is older than S steps when a batch is taken is never
+trained on. They differ in what they let begin, and in the order in which a batch is made.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
-from typing import Protocol
 
 from benchmarks.holding import HoldingPlane
 from swarm.rollout.journal.entries import GroupDropped
@@ -34,28 +30,15 @@ from swarm.rollout.plane.nodes import MISSED_BEATS
 from swarm.rollout.plane.plane import PlaneRules
 from swarm.types import Freshness, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, VersionId
 
-MEAN_TOKENS = 16
-"""Tokens of a completion of mean length: the plane sees lengths, and a run stays cheap."""
-
-MAX_TOKENS = 4096
-"""The token limit: 256 times the mean, which no length of a benchmark reaches."""
-
-BEAT_S = 5.0
-"""The default of a real run; a sampler counts as gone after three."""
-
+MEAN_TOKENS = 16  # Tokens of a completion of mean length: the plane sees lengths, and a run stays cheap
+MAX_TOKENS = 4096  # The token limit: 256 times the mean, which no length of a benchmark reaches
+BEAT_S = 5.0  # The default of a real run; a sampler counts as gone after three
 SCORE = Score(reward=0.0, exact=False)
+STEP_S = 60.0  # Virtual seconds of a learner step: what makes hours, and so deaths, of steps
+NOTICE_S = 0.01  # The watch of silence is this late
+CARRIED_S = 1e-9  # Whichever way times were rounded, what is published while another one arrives is carried next
 
-STEP_S = 60.0
-"""Virtual seconds of a learner step: what makes hours, and so deaths, of steps."""
-
-NOTICE_S = 0.01
-"""The watch of silence is this late."""
-
-CARRIED_S = 1e-9
-"""A version that is published while another one arrives is carried next, whichever way their times were rounded."""
-
-REPLACED_S = 600.0
-"""A dead worker is replaced after ten minutes: a volunteer comes back, or another one joins."""
+REPLACED_S = 600.0  # A dead worker is replaced after ten minutes: a volunteer comes back, or another one joins
 
 
 # -- rules -------------------------------------------------------------------------------------------------------
@@ -94,32 +77,34 @@ class Sample:
     version: int
 
 
-class Rule(Protocol):
+class Rule:
     """What a learner decides. `discarded` collects what was generated and will not be trained on."""
 
     discarded: list[Sample]
 
     def ask(self, worker: int, held: int, *, now: float) -> Job | None:
-        """A sample for a worker that has installed `held` and asked at `now`, or None while there is none for such a
-        worker."""
+        """A sample for a worker that holds `held` and asked at `now`, or None while there is none for such a worker."""
+        raise NotImplementedError
 
     def submit(self, worker: int, job: Job, sample: Sample, *, now: float) -> None:
-        """What became of it."""
+        raise NotImplementedError
 
     def published(self, version: int) -> None:
         """Workers can fetch `version` from now on."""
 
     def take(self, *, now: float) -> list[Sample] | None:
         """The next batch if it is there."""
+        raise NotImplementedError
 
     def heard(self, worker: int, *, now: float) -> None:
         """The last sign of life of a worker that dies now."""
 
     def gone(self, worker: int, alive: Collection[int], *, now: float) -> None:
         """`worker` was silent for three beats; all of `alive` were heard meanwhile."""
+        raise NotImplementedError
 
 
-class DeadlineRule:
+class DeadlineRule(Rule):
     """The real plane, asked as its real shell asks it."""
 
     def __init__(self, setting: Setting) -> None:
@@ -187,7 +172,6 @@ class DeadlineRule:
         assert silent == [node(worker)]
 
     def _perform(self, effects: list[Effect]) -> None:
-        """Rewards come at once."""
         for effect in effects:
             match effect:
                 case ScoreWanted():
@@ -216,9 +200,9 @@ class OpenGroup:
         return min(sample.version for sample in self.samples)
 
 
-class CountingRule:
-    """Groups are opened while `room` says so; a batch is made in the order of `place`, and what is too old for it is
-    thrown away then."""
+class CountingRule(Rule):
+    """A batch is made in the order in which groups are completed, every worker always works, and what is too old for a
+    batch is thrown away when it is taken."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -233,10 +217,10 @@ class CountingRule:
         self._completed = 0
 
     def room(self) -> bool:
-        raise NotImplementedError
+        return True
 
     def place(self, group: OpenGroup) -> int:
-        raise NotImplementedError
+        return group.completed
 
     def ask(self, worker: int, held: int, *, now: float) -> Job | None:
         if not self._unfilled and not self._open():
@@ -270,9 +254,6 @@ class CountingRule:
         batch, self.ready = self.ready[:size], self.ready[size:]
         self.next_batch += 1
         return [sample for group in batch for sample in group.samples]
-
-    def heard(self, worker: int, *, now: float) -> None:
-        pass
 
     def gone(self, worker: int, alive: Collection[int], *, now: float) -> None:
         for number, group in self.running.items():
@@ -315,32 +296,20 @@ class CounterRule(CountingRule):
         return group.number
 
 
-class NoRule(CountingRule):
-    """First in, first out, and every worker always works."""
-
-    def room(self) -> bool:
-        return True
-
-    def place(self, group: OpenGroup) -> int:
-        return group.completed
-
-
 RULES: dict[str, Callable[[Setting], Rule]] = {
     "deadlines": DeadlineRule,
     "deadlines, off": DeadlineRule,
     "deadlines, hold": DeadlineRule,
     "counter": CounterRule,
-    "none": NoRule,
+    "none": CountingRule,
 }
 
 
 def hold_of(rule: str) -> float:
-    """`hold_s` of a rule by its name."""
     return math.inf if rule.endswith("hold") else 0.0
 
 
 def freshness_of(rule: str) -> Freshness:
-    """`freshness` of a rule by its name."""
     return "adaptive" if rule == "deadlines" else "off"
 
 
@@ -375,7 +344,6 @@ def _rollout(job: Job, sample: Sample) -> Rollout:
 
 @cache
 def _payload(length: int) -> tuple[bytes, bytes]:
-    """Ids and log-probs of that many tokens."""
     ids = array("i", [*([5] * (length - 1)), 2])
     return ids.tobytes(), array("f", [-0.5] * length).tobytes()
 
@@ -635,7 +603,6 @@ class Lengths:
         self._drawn: list[float] = []
 
     def of(self, number: int, index: int) -> float:
-        """Return the length of sample `index` of group `number`."""
         place = number * self._group_size + index
         while len(self._drawn) <= place:
             self._drawn.append(self._random.lognormvariate(-self._sigma * self._sigma / 2, self._sigma))

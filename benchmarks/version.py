@@ -1,17 +1,13 @@
-"""A version's whole way, from the end of the optimiser's step to the first token that is drawn with it.
+"""A version's whole way, from the end of the optimiser's step to the first token that is drawn with it. Root.
 
 bin/python -m benchmarks.version --size-mib 1024 --receivers 4 --json
-bin/python -m benchmarks.version --size-mib 64 --receivers 2 --deltas 5 --lr 1e-5
 
-A learner and receivers as real processes: masters of normal weights moved by a real AdamW step (gradients of noise),
-the broadcast as shipped (TLS where hosts are apart), and an engine (transformers, bf16, on the CPU) that installs each
-version and draws a token. Every process has a network namespace with shaped links, which needs root. The first version
-only loads the engines. Then come one full version and --deltas deltas, each after the one before is installed
-everywhere; each gives a line of JSON. All times are of one monotonic clock.
-
-Figures, for `delta` (medians, and each run) and `full` (one run):
+A learner and receivers as real processes (version_nodes.py), each in a network namespace with shaped links: masters of
+normal weights moved by a real AdamW step (gradients of noise), the broadcast as shipped, with TLS, and an engine
+(transformers, bf16, on the CPU) that installs each version and draws a token. The first version only loads the engines.
+Then come one full version and --deltas deltas, each after the one before is installed everywhere; each gives a line of
+JSON. Figures, for `delta` (medians, and each run) and `full` (one run):
 installed_over_wire  from the step's end to the last install, over the wire's own bound for the bytes that were sent
-                     (the largest of the four terms of benchmarks/links.py)
 trainer_held_s       for how long the trainer could not go on (cast and copy)
 encode_s             staged until signed: compare, encode, digests, sums
 stages               seconds from the step's end until each stage was reached, at the median and the last receiver
@@ -19,14 +15,12 @@ disk_bytes_per_received_byte  what all receivers wrote to their disks, over the 
 cpu_s_per_gb         CPU of learner (trainer left out) and receivers, over raw gigabytes of the model times receivers
 pss_over_weights     memory of a receiver's node, without its engine's, over the weights; shared pages count once
 memcpy_s             one copy of the model in memory, for comparison
-All processes share the cores of this machine, so the figures rest on `cores`; `receivers` 1 is nearest to a swarm whose
-receivers have machines of their own.
+All processes share the cores of this machine; `receivers` 1 is nearest to receivers with machines of their own.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -36,15 +30,13 @@ from typing import Any
 
 import psutil
 
-from benchmarks.links import LEARNER, Profile, TransferFailed, bound_s, equal_profile
-from benchmarks.shaped import Speaker, poll, shaped
+from benchmarks import parser_of, said
+from benchmarks.links import LEARNER, Profile, Speaker, TransferFailed, bound_s, equal_profile, poll, shaped
 from tests.integration.processes import fetch_status
 from tests.netns.hosts import Host, Hosts, unusable
 
 MIB = 1 << 20
-MAKE_S = 1200.0
-"""Making the masters, loading the engines, or installing a version: more than any of them takes."""
-
+MAKE_S = 1200.0  # Making the masters, loading the engines, or installing a version: more than any of them takes
 READY_S = 180.0
 STAGES = ("announced_s", "first_chunk_s", "complete_s", "applied_s", "installed_s", "drawn_s")
 
@@ -52,22 +44,20 @@ Event = dict[str, Any]
 
 
 class Swarm:
-    """The learner and its receivers."""
-
     def __init__(self, network: Hosts, profile: Profile, options: argparse.Namespace, directory: Path) -> None:
         self._host: Host = network.host(LEARNER)
         arguments = ["--directory", str(directory / "learner"), "--host", self._host.address]
         arguments += ["--size-bytes", str(options.size_mib * MIB), "--lr", repr(options.lr)]
         learner_log = directory / "learner.log"
-        self.learner = Speaker(self._host, "benchmarks.version_learner", *arguments, log=learner_log)
+        self.learner = Speaker(self._host, "benchmarks.version_nodes", "lead", *arguments, log=learner_log)
         listening = self.learner.expect("listening", timeout_s=MAKE_S)
         self.memcpy_s = float(listening["memcpy_s"])
         self._url = listening["url"]
         self.receivers = {
             number: Speaker(
                 network.host(number),
-                "benchmarks.version_receiver",
-                *("--join", listening["join"], "--directory", str(directory / f"receiver-{number}")),
+                "benchmarks.version_nodes",
+                *("receive", "--join", listening["join"], "--directory", str(directory / f"receiver-{number}")),
                 log=directory / f"receiver-{number}.log",
             )
             for number in profile.peers
@@ -81,7 +71,6 @@ class Swarm:
             return int(fetch_status(self._url)["streams"]) == len(self.receivers)
 
     def publish(self, *, full: bool = False) -> tuple[Event, dict[int, Event]]:
-        """Have a version published and wait until all have drawn with it."""
         self.learner.tell("publish full" if full else "publish")
         published = self.learner.expect("published", timeout_s=MAKE_S)
         installed = {}
@@ -116,8 +105,7 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
             run["cpu_s_per_gb"] += (swarm.cpu_s() - cpu_s) / len(installed)
             run["cpu_s_per_gb"] = round(run["cpu_s_per_gb"] / (raw_bytes / 1e9), 2)
             run["kind"], run["pss_over_weights"] = kind, round(run["pss_bytes"] / raw_bytes, 2)
-            runs.append(run)
-            print(json.dumps(run), flush=True)
+            runs.append(said(run))
             before, cpu_s = installed, swarm.cpu_s()
     deltas = [run for run in runs if run["kind"] == "delta"]
     return {
@@ -133,7 +121,6 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
 
 def figures(published: Event, installed: dict[int, Event], before: dict[int, Event], min_s: float) -> dict[str, Any]:
-    """What one version took and cost."""
     ended_s = published["ended_s"]
     by_stage = {stage: [event[stage] - ended_s for event in installed.values() if event[stage]] for stage in STAGES}
     spent = {name: sum(e[name] - before[n][name] for n, e in installed.items()) for name in ("disk_bytes", "cpu_s")}
@@ -158,7 +145,6 @@ def figures(published: Event, installed: dict[int, Event], before: dict[int, Eve
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of all figures, and the range of the ratio."""
     numbers = {name for name, value in runs[0].items() if isinstance(value, int | float)}
     found: dict[str, Any] = {name: round(statistics.median(run[name] for run in runs), 3) for name in sorted(numbers)}
     ratios = [run["installed_over_wire"] for run in runs]
@@ -172,7 +158,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--size-mib", type=int, default=256, help="of the weights in bf16, about")
     parser.add_argument("--receivers", type=int, default=4)
     parser.add_argument("--deltas", type=int, default=3)
@@ -180,7 +166,6 @@ def main() -> None:
     parser.add_argument("--up-mbit", type=float, default=50)
     parser.add_argument("--down-mbit", type=float, default=100)
     parser.add_argument("--work-dir", type=Path, help="keep logs and states here")
-    parser.add_argument("--json", action="store_true", help="all figures as the last line")
     options = parser.parse_args()
     if reason := unusable():
         sys.exit(f"benchmarks.version: {reason}")
@@ -192,7 +177,7 @@ def main() -> None:
         except TransferFailed as error:
             sys.exit(f"benchmarks.version: {error}")
     if options.json:
-        print(json.dumps(found))
+        said(found)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ from benchmarks.staleness_sim import RULES, Fleet, Job, Lengths
 PAIR = Row(case="single", max_staleness=4, broadcast=0.3, generate=0.3)
 
 SEEDED = [
-    *((replace(PAIR, max_staleness=2, broadcast=broadcast), seed) for broadcast in (0.1, 0.3, 1.0) for seed in (1, 2)),
-    *((PAIR, seed) for seed in (1, 2, 3)),
-    (replace(PAIR, case="dying", max_staleness=8, broadcast=1.0), 1),
+    *((replace(PAIR, max_staleness=2, broadcast=broadcast), 1) for broadcast in (0.1, 1.0)),
+    (PAIR, 2),
     (replace(PAIR, case="groups"), 1),
     (replace(PAIR, case="serial", max_staleness=8, broadcast=3.0), 1),
 ]
@@ -98,10 +97,3 @@ def test_a_sample_that_no_schedule_can_train_fresh_is_left_out() -> None:
     floor = clairvoyant(replace(PAIR, max_staleness=2, broadcast=1.0), steps=20, seed=1)
     assert floor.left_out == pytest.approx(too_long / (20 * 32), rel=0.3)
     assert max(floor.figures.generated) * 0.3 <= 1
-
-
-def test_lengths_belong_to_samples_not_to_the_order_in_which_they_are_asked_for() -> None:
-    first, other = (Lengths(1.0, 1, group_size=2) for _ in range(2))
-    asked = [(3, 1), (0, 0), (1, 1), (0, 1)]
-    assert {name: first.of(*name) for name in asked} == {name: other.of(*name) for name in reversed(asked)}
-    assert len({first.of(*name) for name in asked}) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -40,17 +41,14 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripts:
     return Scripts(tmp_path)
 
 
-@pytest.mark.parametrize(("ratios", "outcome"), [((0.86, 1.14), "met"), ((1.0, 1.2), "missed"), ((0.8, 1.0), "missed")])
+@pytest.mark.parametrize(
+    ("ratios", "outcome"), [((0.86, 1.14), "met"), ((1.0, 1.2), "missed"), ((0.8, math.nan), "missed")]
+)
 def test_each_of_several_figures_has_to_keep_to_a_limit(ratios: tuple[float, ...], outcome: str) -> None:
     figures = {"memory": [{"estimate_ratio": ratio} for ratio in ratios]}
     found = judged(check_of(limits=RATIOS), figures, 1.0, dry=False)
     assert found.outcome == outcome
     assert found.line.startswith(f"estimate_ratio {ratios[0]:.3g}, {ratios[1]:.3g} (at least 0.85 and at most 1.15)")
-
-
-def test_what_is_not_a_number_keeps_to_no_limit() -> None:
-    at_most = (Limit(path="kl", most=1.0),)
-    assert judged(check_of(limits=at_most), {"kl": float("nan")}, 1.0, dry=False).outcome == "missed"
 
 
 def test_a_dry_run_is_held_to_what_holds_everywhere() -> None:
@@ -60,22 +58,18 @@ def test_a_dry_run_is_held_to_what_holds_everywhere() -> None:
     assert (found.outcome, found.line) == ("missed", "kl 1.5 (at most 1): missed; rate 0 (at least 1): missed")
 
 
-@pytest.mark.parametrize("dry", [False, True])
-@pytest.mark.parametrize("figures", [{}, {"memory": None}, {"memory": [{}]}, {"memory": [{"estimate_ratio": "much"}]}])
-def test_figures_that_are_not_there_are_no_pass(figures: dict[str, Any], dry: bool) -> None:
-    assert judged(check_of(limits=RATIOS), figures, 1.0, dry=dry).outcome == "failed"
+@pytest.mark.parametrize("figures", [{}, {"memory": [{}]}, {"memory": [{"estimate_ratio": "much"}]}])
+def test_figures_that_are_not_there_are_no_pass(figures: dict[str, Any]) -> None:
+    for dry in (False, True):
+        assert judged(check_of(limits=RATIOS), figures, 1.0, dry=dry).outcome == "failed"
 
 
 def test_what_cannot_run_here_is_skipped_by_name() -> None:
-    missing = check_of("never", packages=("json", "no_such_package"))
-    assert (run(missing, dry=True).outcome, run(missing, dry=True).line) == (
-        "skipped",
-        "not installed: no_such_package",
-    )
+    missing = run(check_of("never", packages=("json", "no_such_package")), dry=True)
+    assert (missing.outcome, missing.line) == ("skipped", "not installed: no_such_package")
     small = check_of("no_such_module", needs=lambda: "no second card")
     assert (run(small, dry=False).outcome, run(small, dry=False).line) == ("skipped", "no second card")
-    # What a GPU needs, a dry run does not.
-    assert run(small, dry=True).outcome == "failed"
+    assert run(small, dry=True).outcome == "failed", "what a GPU needs, a dry run does not"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +77,6 @@ def test_what_cannot_run_here_is_skipped_by_name() -> None:
     [
         ("raise SystemExit('no room')", "ended with status 1: no room"),
         ("import os; os.kill(os.getpid(), 9)", "ended with status -9: it said nothing"),
-        ("print([1, 2])", "ended with status 0: [1, 2]"),
         ("import sys; print('{}'); print('late'); print('loud', file=sys.stderr)", "ended with status 0: {} late loud"),
     ],
 )
@@ -93,10 +86,8 @@ def test_what_ends_without_figures_has_failed_and_is_quoted(scripts: Scripts, so
 
 
 def test_a_missed_target_of_its_own_has_figures(scripts: Scripts) -> None:
-    check = scripts.check(
-        """import sys; print("so"); print('{"kl": 2}'); sys.exit(1)""", limits=(Limit(path="kl", most=1),)
-    )
-    found = run(check, dry=False)
+    limits = (Limit(path="kl", most=1),)
+    found = run(scripts.check("""import sys; print('{"kl": 2}'); sys.exit(1)""", limits=limits), dry=False)
     assert (found.outcome, found.line, found.figures) == ("missed", "kl 2 (at most 1): missed", {"kl": 2})
 
 
@@ -109,13 +100,6 @@ def test_what_was_not_given_its_share_is_out_of_time(scripts: Scripts, monkeypat
     monkeypatch.setattr(gpu_check, "MIN_S", 0.0)
     found = run(scripts.check("import time; time.sleep(3600)", limit_s=100.0), dry=False, left_s=0.2)
     assert (found.outcome, found.line) == ("skipped", "out of time after 0 s")
-
-
-def test_a_process_that_a_check_leaves_behind_goes_with_it(scripts: Scripts) -> None:
-    """It holds the check's output open, and would hold memory of the card."""
-    started = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])"
-    check = scripts.check(f"import json, subprocess, sys; print(json.dumps({{'pid': {started}.pid}}))")
-    died(run(check, dry=False).figures["pid"])
 
 
 def test_an_engine_of_a_check_that_is_killed_goes_with_it(scripts: Scripts, tmp_path: Path) -> None:
@@ -141,10 +125,7 @@ def died(pid: int) -> None:
 
 def test_every_check_names_a_benchmark() -> None:
     assert len({check.name for check in CHECKS}) == len(CHECKS)
-    for check in CHECKS:
-        assert importlib.util.find_spec(check.command[0]) is not None
-        assert check.dry[0] == check.command[0]
-        assert "cuda" not in check.dry
+    assert all(importlib.util.find_spec(check.command[0]) and check.dry[0] == check.command[0] for check in CHECKS)
 
 
 def test_the_first_checks_fit_into_the_time_for_all() -> None:
@@ -163,21 +144,13 @@ def test_figures_are_written_after_each_check_and_none_takes_another_with_it(
 ) -> None:
     out = tmp_path / "found.json"
     reads = f"import json; print(json.dumps({{'before': len(json.load(open({str(out)!r}))['checks'])}}))"
-    checks = [
-        scripts.check("raise ValueError('broken')", name="dies"),
-        scripts.check(reads, name="reads"),
-        scripts.check("print('{}')", name="other"),
-    ]
+    checks = [scripts.check("raise ValueError('broken')", name="dies"), scripts.check(reads, name="reads")]
     assert dry_run(checks, monkeypatch, "--out", str(out)) == 1
-    written = json.loads(out.read_text())
-    assert [(one["name"], one["outcome"]) for one in written["checks"]] == [
-        ("dies", "failed"),
-        ("reads", "met"),
-        ("other", "met"),
-    ]
-    assert written["checks"][1]["figures"] == {"before": 1}
+    written = json.loads(out.read_text())["checks"]
+    assert [(one["name"], one["outcome"]) for one in written] == [("dies", "failed"), ("reads", "met")]
+    assert written[1]["figures"] == {"before": 1}
     assert "1 failed" in capsys.readouterr().out.splitlines()[-1]
-    assert dry_run(checks, monkeypatch, "--only", "other", "--out", str(out)) == 0
+    assert dry_run(checks, monkeypatch, "--only", "reads", "--out", str(out)) == 0
 
 
 def test_replayed_graphs_are_counted_in_the_steps_of_each_call(tmp_path: Path) -> None:

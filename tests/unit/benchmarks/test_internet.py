@@ -1,12 +1,17 @@
-"""What is read of a run as over the internet. No swarm."""
+"""What is read of a run as over the internet, and the line that stands for it. No swarm."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from benchmarks.internet import WARM_UP_STEPS, figures
+from benchmarks.links import PACKET_BYTES, DelayingProxy, SendingWindow
 
 
 def write(file: Path, lines: list[dict[str, Any]]) -> None:
@@ -21,20 +26,34 @@ def test_the_first_steps_are_left_out_and_a_tail_is_shown(tmp_path: Path) -> Non
         for step, (idle, spread_s) in enumerate([(0.0, 3.0), (0.5, 9.0), (None, 4.0)])
     ]
     write(tmp_path / "metrics.jsonl", steps)
-    prepared = {"kind": "prepared", "time": 90.0}
     evaluated = [{"kind": "evaluated", "version": version, "exact_match": version / 10} for version in (0, 5)]
-    write(tmp_path / "events.jsonl", [prepared, *evaluated])
+    write(tmp_path / "events.jsonl", [{"kind": "prepared", "time": 90.0}, *evaluated])
     (tmp_path / "versions").mkdir()
     for number, nbytes in enumerate((10, 30)):
         (tmp_path / "versions" / f"0.{number}.chunks").write_bytes(bytes(nbytes))
-    assert figures(tmp_path, 6) == {
-        "held_out": {0: 0.0, 5: 0.5},
-        "steps": WARM_UP_STEPS + 3,
-        "killed_at": 6,
-        "first_step_after_s": 10.0,
-        "step_s": 4.0,
-        "idle_share": 0.167,
-        "staleness": 2.0,
-        "version_bytes": 20,
-        "version_s": [4.0, 9.0],
-    }
+    times = {"first_step_after_s": 10.0, "step_s": 4.0, "version_s": [4.0, 9.0]}
+    shares = {"idle_share": 0.167, "staleness": 2.0, "version_bytes": 20, "held_out": {0: 0.0, 5: 0.5}}
+    assert figures(tmp_path, 6) == {"steps": WARM_UP_STEPS + 3, "killed_at": 6, **times, **shares}
+
+
+async def test_the_line_delays_both_ways() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(2))
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        proxy = DelayingProxy(server.sockets[0].getsockname(), 0.02)
+        async with await asyncio.start_server(proxy._connected, "127.0.0.1", 0) as listening:
+            began = time.monotonic()
+            reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+            writer.write(b"hi")
+            assert await reader.readexactly(2) == b"hi"
+            assert time.monotonic() - began >= 0.08, "with a round trip for the handshake"
+            writer.close()
+
+
+def test_a_lossy_line_is_as_fast_as_tcp_is_over_it() -> None:
+    """Mathis et al. (1997): about 1.2 packets a round trip by the root of the loss, here with a gentler backing off."""
+    window, nbytes = SendingWindow(0.08, 0.005, Random(1)), 20_000_000
+    sending_s, lost_s = window.send(nbytes)
+    assert 1.2 < nbytes / PACKET_BYTES / sending_s * 0.08 * math.sqrt(0.005) < 2.2
+    assert lost_s == 0.08

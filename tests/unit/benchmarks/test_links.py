@@ -60,13 +60,6 @@ def test_the_bound_is_the_largest_of_four_terms(links: Profile, seconds_per_mbit
     assert bound_s(BYTES_PER_MBIT, links) == pytest.approx(binding)
 
 
-def test_the_bounds_of_the_issue() -> None:
-    """64 MiB in decimal Mbit: 536.87."""
-    assert bound_s(MIB_64, read_profile(PROFILES / "homogeneous.toml")) == pytest.approx(10.737, abs=0.001)
-    assert bound_s(MIB_64, read_profile(PROFILES / "heterogeneous.toml")) == pytest.approx(6.711, abs=0.001)
-    assert bound_s(MIB_64, read_profile(PROFILES / "sixteen.toml")) == pytest.approx(21.475, abs=0.001)
-
-
 @given(
     st.floats(1, 1000),
     st.lists(st.tuples(st.floats(1, 1000), st.floats(1, 1000), st.booleans()), min_size=2, max_size=20),
@@ -85,12 +78,11 @@ def test_nobody_is_served_faster_for_having_worse_links(
             assert bound_s(MIB_64, replace(links, peers={**links.peers, number: worse})) >= least
 
 
-@pytest.mark.parametrize("path", sorted(PROFILES.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_profile_here_can_be_read_and_says_what_it_is(path: Path) -> None:
-    read = read_profile(path)
-    assert read.name == path.stem
-    assert bound_s(MIB_64, read) > 0
-    assert path.read_text().startswith("# ")
+def test_every_profile_here_can_be_read() -> None:
+    bounds = {path.stem: bound_s(MIB_64, read_profile(path)) for path in PROFILES.glob("*.toml")}
+    assert min(bounds.values()) > 0
+    assert bounds["homogeneous"] == pytest.approx(10.737, abs=0.001), "64 MiB in decimal Mbit: 536.87"
+    assert bounds["heterogeneous"] == pytest.approx(6.711, abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -98,41 +90,25 @@ def test_every_profile_here_can_be_read_and_says_what_it_is(path: Path) -> None:
     [
         ("peers = 3", "no list of"),
         ("[[host]]\nup_mbit = 1\ndown_mbit = 1", "1 hosts"),
-        ("[[host]]\nup_mbit = 0\ndown_mbit = 1\n[[host]]", "> 0.0"),
-        ("[[host]]\nup_mbps = 5\n[[host]]", "up_mbps"),
         ("[[host]]\nup_mbit = 1\ndown_mbit = 1\nreachable = false\n" * 2, "everyone must reach"),
     ],
 )
 def test_a_profile_that_makes_no_sense_is_refused(tmp_path: Path, text: str, says: str) -> None:
-    path = tmp_path / "profile.toml"
-    path.write_text(text)
+    (tmp_path / "profile.toml").write_text(text)
     with pytest.raises(BadProfile, match=says):
-        read_profile(path)
+        read_profile(tmp_path / "profile.toml")
 
 
 HET = read_profile(PROFILES / "heterogeneous.toml")
 
 
 def test_faults_are_read() -> None:
-    assert read_fault("kill", "4@0.5", HET) == Fault(kind="kill", host=4, fraction=0.5)
     assert read_fault("kill", "fastest@.25", HET) == Fault(kind="kill", host=9, fraction=0.25)
-    assert read_fault("stall", "2@0", HET) == Fault(kind="stall", host=2, fraction=0.0)
     assert read_fault("stall", "2@0.5:up", HET) == Fault(kind="stall-up", host=2, fraction=0.5)
-
-
-@pytest.mark.parametrize("text", ["4", "4@1.5", "1@0.5", "slowest@0.5"])
-def test_other_faults_are_refused(text: str) -> None:
-    for kind in ("kill", "stall"):
+    for kind, text in (("kill", "4"), ("stall", "4@1.5"), ("kill", "1@0.5"), ("kill", "4@0.5:up")):
         with pytest.raises(BadProfile):
-            read_fault(kind, text, HET)
-    with pytest.raises(BadProfile):
-        read_fault("kill", "4@0.5:up", HET)
-
-
-def test_the_fastest_relay_is_one_that_can_be_dialled() -> None:
-    assert fastest(HET) == 9
-    assert fastest(read_profile(PROFILES / "heterogeneous-fast-unreachable.toml")) == 5
-    assert fastest(profile(10, (5, 5, False), (6, 6, False))) == 3
+            read_fault(kind, text, HET)  # type: ignore[arg-type]
+    assert fastest(read_profile(PROFILES / "heterogeneous-fast-unreachable.toml")) == 5, "one that can be dialled"
 
 
 def test_who_is_waited_for_after_faults() -> None:
@@ -157,11 +133,10 @@ def test_the_bound_with_faults_takes_each_stretch_by_itself() -> None:
 
 def test_faults_leave_somebody_to_wait_for() -> None:
     two = profile(10, (5, 5, True), (6, 6, True))
-    kill, stall = Fault(kind="kill", host=2, fraction=0.5), Fault(kind="stall", host=3, fraction=0.5)
-    check_faults(two, [kill])
+    kill = Fault(kind="kill", host=2, fraction=0.5)
     check_faults(two, [kill, Fault(kind="stall-up", host=3, fraction=0.5)])
     with pytest.raises(BadProfile, match="left to wait for"):
-        check_faults(two, [kill, stall])
+        check_faults(two, [kill, Fault(kind="stall", host=3, fraction=0.5)])
     with pytest.raises(BadProfile, match="one fault"):
         check_faults(two, [kill, Fault(kind="stall-up", host=2, fraction=0.7)])
 
@@ -215,30 +190,15 @@ def test_a_peer_that_was_killed_is_not_waited_for() -> None:
     assert found["victims_sent_copies"] == [0.25]
 
 
-@pytest.mark.parametrize(
-    ("moment_s", "cpu_s"), [(99.0, 5.0), (100.0, 5.0), (101.0, 5.5), (102.0, 6.0), (103.0, 8.0), (200.0, 10.0)]
-)
-def test_totals_between_samples_lie_on_a_line(moment_s: float, cpu_s: float) -> None:
-    assert cpu_s_at(SAMPLES, moment_s) == cpu_s
-
-
-@pytest.mark.parametrize(
-    ("began_s", "ended_s", "sent_bytes"),
-    [(100.0, 102.0, 2_000_000), (101.9, 102.1, 2_400_000), (102.0, 104.0, 400_000), (99.0, 200.0, 2_400_000)],
-)
-def test_nothing_that_was_sent_is_taken_for_older_than_the_transfer(
-    began_s: float, ended_s: float, sent_bytes: float
-) -> None:
-    assert sent_between(SAMPLES, began_s, ended_s) == sent_bytes
+def test_totals_of_cpu_lie_on_a_line_and_bytes_sent_do_not() -> None:
+    assert [cpu_s_at(SAMPLES, at) for at in (99.0, 101.0, 103.0, 200.0)] == [5.0, 5.5, 8.0, 10.0]
+    stretches = ((100.0, 102.0), (101.9, 102.1), (102.0, 104.0), (99.0, 200.0))
+    assert [sent_between(SAMPLES, *one) for one in stretches] == [2_000_000, 2_400_000, 400_000, 2_400_000]
 
 
 def test_repeats_give_medians_and_all_ratios() -> None:
-    runs = [
-        {"ratio": ratio, "encrypted": True, "learner_sent_bytes": sent}
-        for ratio, sent in ((1.3, 7), (1.1, 9), (1.2, 5))
-    ]
-    assert medians(runs) == {"ratio": 1.2, "encrypted": True, "learner_sent_bytes": 7, "ratios": [1.3, 1.1, 1.2]}
-    assert medians(runs[:1]) == runs[0]
+    runs = [{"ratio": ratio, "encrypted": True, "sent": sent} for ratio, sent in ((1.3, 7), (1.1, 9), (1.2, 5))]
+    assert medians(runs) == {"ratio": 1.2, "encrypted": True, "sent": 7, "ratios": [1.3, 1.1, 1.2]}
 
 
 def test_a_fault_that_came_after_the_end_is_no_measurement() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_model
 
-from benchmarks.learning_forced import OneProcess
+from benchmarks.learning import OneProcess
 from swarm.learner import tiny as models
 from swarm.learner.checkpoint.model_files import load_model
 from swarm.learner.tiny import four_skills, tiny_model, warm_model
