@@ -24,7 +24,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from benchmarks import Figures, listed, parser_of, said, table_head, table_row
 from swarm.pay.fleet import Demand, Dissemination, Lengths, Worker
-from swarm.pay.prices import Offer
+from swarm.pay.prices import PricedOffer
 from swarm.pay.selection import Market, Rules, Search
 
 VERSION_BYTES = 160e6  # A delta of an 8B model at 1 %
@@ -94,7 +94,7 @@ def demand_of(fleet: list[Worker], random: Random) -> Demand:
     )
 
 
-def offers_of(demand: Demand, fleet: list[Worker]) -> list[Offer]:
+def offers_of(demand: Demand, fleet: list[Worker]) -> list[PricedOffer]:
     """All samplers at what they cost and give in this kind of broadcast."""
     market = Market(demand, fleet, from_learner, kept=())
     names = [worker.name for worker in fleet]
@@ -102,7 +102,7 @@ def offers_of(demand: Demand, fleet: list[Worker]) -> list[Offer]:
     return market.offers()
 
 
-def min_price(offers: list[Offer], need: float) -> float:
+def min_price(offers: list[PricedOffer], need: float) -> float:
     """By the integer program: minimise the price of a set with a rate of at least `need`."""
     prices = numpy.array([offer.price_per_hour for offer in offers])
     rates = numpy.array([offer.useful_rollouts_per_s for offer in offers])

@@ -35,7 +35,7 @@ import torch
 
 from benchmarks import Figures, parser_of, said
 from swarm.audit.auditing import measured_classes
-from swarm.audit.auditor import ANY, HALF, Auditor, Finding, Limits
+from swarm.audit.auditor import ANY, HALF, Auditor, ErrorLimits, Finding
 from swarm.learner.checkpoint.model_files import layout_of, load_model, save_small_files, stream_tensors, write_staging
 from swarm.learner.messages import AuditRollout, TrainerConfig
 from swarm.learner.policy import Policy
@@ -286,7 +286,7 @@ def better(arrays: Arrays) -> Array:
     return found
 
 
-def limits_for(engine_class: str, learner: str) -> Limits:
+def limits_for(engine_class: str, learner: str) -> ErrorLimits:
     found = measured_classes().get(engine_class, ANY)
     return found if learner == "float32" else found.widened(HALF)
 
@@ -319,7 +319,7 @@ def caught(arrays: Arrays, learner: str) -> dict[str, dict[str, list[int] | None
 
 
 def until_caught(
-    found: Sequence[Finding], nll: Sequence[Any], limits: Limits, *, shift: float = 0.0, replaced: float = 0.0
+    found: Sequence[Finding], nll: Sequence[Any], limits: ErrorLimits, *, shift: float = 0.0, replaced: float = 0.0
 ) -> list[int] | None:
     taken = []
     for seed in range(RUNS):

@@ -39,7 +39,7 @@ from swarm.rollout.scoring import Scorer
 from swarm.sampler.client import RolloutClient, samples_of
 from swarm.tasks import load_task
 from swarm.tasks.base import TaskOptions
-from swarm.tasks.reward_pool import Begin, Completion, RewardPool
+from swarm.tasks.reward_pool import BeginRewards, Completion, RewardPool
 from swarm.types import Address, Lease, Rollout, SamplingRules, Score, Span, Unscored, VersionId
 
 # -- the learner -------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class BenchmarkedLearner:
         os.sched_setaffinity(0, {self._plan.cores[1]})
         task = TaskOptions(name="copy")
         tokenizer = write_tokenizer(self._directory / "tokenizer.json")
-        rewards = RewardPool(Begin(task=task, tokenizer=str(tokenizer)), timeout_s=REWARD_S)
+        rewards = RewardPool(BeginRewards(task=task, tokenizer=str(tokenizer)), timeout_s=REWARD_S)
         await rewards.score([Completion(prompt=load_task(task).prompt(0), token_ids=b"\3\0\0\0", seed=0)])
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), {self._plan.cores[0]})

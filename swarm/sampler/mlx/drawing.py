@@ -18,7 +18,7 @@ from swarm.types import Finish, Span, VersionId
 PREFILL_TOKENS = 16_384  # Of all prompts read in one step: as many as mlx-lm allows for its eight
 
 
-class Row:
+class GrowingRow:
     """A sample as it grows. `asked` counts the tokens drawn; mlx-lm hands over the newest one a step later."""
 
     def __init__(self, job: Job, stops: StopStrings | None = None) -> None:
@@ -67,11 +67,11 @@ class Drawing:
     at once; it is lazy, so it is computed only if a row is drawn.
     """
 
-    def __init__(self, module: Any, rows: Sequence[Row], places: int, vocab_size: int) -> None:
+    def __init__(self, module: Any, rows: Sequence[GrowingRow], places: int, vocab_size: int) -> None:
         places = min(len(rows), places)
         self._vocab_size = vocab_size
         self._noise: Any = None
-        self._at: dict[Row, int] = {}
+        self._at: dict[GrowingRow, int] = {}
         self._generator = BatchGenerator(
             Float32Logits(module),
             completion_batch_size=places,
@@ -84,7 +84,7 @@ class Drawing:
             [row.job.rules.max_new_tokens for row in rows],
             samplers=[partial(self._draw, row) for row in rows],
         )
-        self._alive: dict[int, Row] = dict(zip(uids, rows, strict=True))
+        self._alive: dict[int, GrowingRow] = dict(zip(uids, rows, strict=True))
 
     def run(self, progress: Told) -> int:
         """Draw until each row has ended. Return the number of steps in which tokens came."""
@@ -115,7 +115,7 @@ class Drawing:
         self._noise = gumbel([row.job.seed for row in rows], positions, self._vocab_size) if rows else None
         self._at = {row: place for place, row in enumerate(rows)}
 
-    def _draw(self, row: Row, logprobs: Any) -> Any:
+    def _draw(self, row: GrowingRow, logprobs: Any) -> Any:
         """Return the row's next token; `logprobs` [1, vocabulary] are those at temperature 1."""
         row.asked += 1
         scaled = logprobs / row.temperature

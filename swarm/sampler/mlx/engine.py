@@ -24,7 +24,7 @@ from swarm.sampler.engine import (
     Started,
     Told,
 )
-from swarm.sampler.mlx.drawing import Drawing, Row
+from swarm.sampler.mlx.drawing import Drawing, GrowingRow
 from swarm.sampler.mlx.model import OTHERWISE, HeldModel
 from swarm.sampler.room import reckon
 from swarm.sampler.stopping import StopStrings, load_tokenizer
@@ -68,7 +68,9 @@ class MlxEngine:
             precision=options.precision,
         )
         rules = SamplingRules(temperature=1.0, max_new_tokens=2, stop_token_ids=())
-        rows = [Row(Job(prompt_token_ids=(0,) * n, seed=0, rules=rules, time_limit_s=float("inf"))) for n in (1, 3)]
+        rows = [
+            GrowingRow(Job(prompt_token_ids=(0,) * n, seed=0, rules=rules, time_limit_s=float("inf"))) for n in (1, 3)
+        ]
         try:
             self._drawing(rows).run(progress)
         except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
@@ -97,13 +99,13 @@ class MlxEngine:
             proof=proof if has_base or self._model.is_proven_by_itself else "some sums",
         )
 
-    def _drawing(self, rows: list[Row]) -> Drawing:
+    def _drawing(self, rows: list[GrowingRow]) -> Drawing:
         return Drawing(self._model.module, rows, self._started.places, self._started.vocab_size)
 
     def generate(self, command: Generate, progress: Told) -> Generated:
         assert self._version is not None
         began = time.monotonic()
-        rows = [Row(job, self._stops(job)) for job in command.jobs]
+        rows = [GrowingRow(job, self._stops(job)) for job in command.jobs]
         steps = self._drawing(rows).run(progress)
         samples = tuple(row.sampled(self._version) for row in rows)
         return Generated(samples=samples, seconds=time.monotonic() - began, steps=steps)
