@@ -77,14 +77,14 @@ def proven() -> Reachability:
 
 
 def test_two_witnesses_of_one_address_make_a_node_public() -> None:
+    assert answered(case(), 0, known=1), "where one public is known one is enough"
     one = case()
+    assert (one.message().port, one.message().fingerprint) == (7700, bytes(32))
     assert not answered(one, 0)
     assert not answered(one, 0), "the same one again"
     assert not answered(one, 1, "9.9.9.9"), "of another address"
     assert answered(one, 2, "::ffff:8.8.8.8")
     assert one.address == Address(host="8.8.8.8", port=7700, fingerprint=bytes(32))
-    assert (one.message().port, one.message().fingerprint) == (7700, bytes(32))
-    assert answered(case(), 0, known=1), "where one public is known"
 
 
 @pytest.mark.parametrize("host", ["example.com", "", "fe80::1%eth0", "8.8.8.8\n"])

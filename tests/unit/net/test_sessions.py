@@ -187,13 +187,17 @@ def test_the_window_ends_exactly_where_it_should() -> None:
     assert faults(window, 5000 - WINDOW + 1, 4999, 5001) == ["replayed", None, None]
 
 
-def test_a_window_that_moves_remembers_what_is_still_in_it() -> None:
+def test_a_window_that_moves_remembers_what_is_still_in_it_and_a_leap_forgets_all() -> None:
     window = CounterWindow()
     for counter in (1, 3, WINDOW):
         window.use(counter)
     assert faults(window, 0, 1, 2, 3, WINDOW) == ["too_old", "replayed", None, "replayed", "replayed"]
     window.use(WINDOW + 2)
     assert faults(window, 2, 3, 4, WINDOW + 1) == ["too_old", "replayed", None, None]
+    for counter in (9 + 2 * WINDOW, 2**63, 2**64 - 1):
+        window.use(counter)
+        assert window.used == 1, "it takes no memory"
+        assert faults(window, counter, counter - 1, 7) == ["replayed", None, "too_old"]
 
 
 # -- bounds --------------------------------------------------------------------------------------------------
