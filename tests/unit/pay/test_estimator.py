@@ -106,7 +106,7 @@ def test_a_liar_is_held_to_twice_what_others_would_claim_for_the_same_work() -> 
     assert worker_of(estimator, "a").samples_at_once == 8
     estimator.joined("a", Terms("card", (0.1, 0.01, 0.02)), now=1000.0)
     again = worker_of(estimator, "a")
-    assert (again.cost_per_hour, again.rollouts_per_s) == (0.1, pytest.approx(0.4)), "prices change, nothing is lost"
+    assert (again.cost_per_hour, again.rollouts_per_s) == pytest.approx((0.1, 0.4)), "prices change, nothing is lost"
 
 
 def test_who_stopped_to_give_is_not_believed_for_ever() -> None:
@@ -154,7 +154,7 @@ def test_what_a_class_has_proven_is_remembered_when_all_of_it_are_gone() -> None
     estimator.joined("back", Terms("card", (0.2, 0.0, 0.0)), now=2000.0)
     estimator.rate("back", 0.4, 8, False)
     back = worker_of(estimator, "back", now=2000.0)
-    assert (back.rollouts_per_s, back.claimed_rollouts_per_s) == (pytest.approx(0.4), 0.0)
+    assert (back.rollouts_per_s, back.claimed_rollouts_per_s) == pytest.approx((0.4, 0.0))
 
 
 def test_one_that_gives_nothing_for_as_long_as_others_prove_themselves_counts_for_nothing() -> None:
