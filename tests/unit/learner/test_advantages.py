@@ -135,10 +135,7 @@ def test_variance_is_that_of_the_punished_rewards() -> None:
 
 # -- figures -----------------------------------------------------------------------------------------------------
 
-GROUPS = (
-    group_of(one(3, 1.0, staleness=2), one(1, 0.0)),
-    group_of(one(10, 0.5, truncated=True), one(1, 0.5)),
-)
+GROUPS = (group_of(one(3, 1.0, staleness=2), one(1, 0.0)), group_of(one(10, 0.5, truncated=True), one(1, 0.5)))
 
 
 def test_the_figures_of_a_batch_need_no_model() -> None:
