@@ -11,10 +11,7 @@ from tests.builders import ALICE, BOB, floats, ints, v
 from tests.unit.rollout.journal.test_journal import SIZE, opened, taken
 
 ALONE = (Turn(start=0, end=2, node=ALICE, reward=0.25), Turn(start=4, end=5, node=BOB, reward=1.0))
-TWO = (
-    Turn(start=0, end=2, node=ALICE, reward=1.0),
-    Turn(start=4, end=6, node=BOB, reward=-1.0, seat=1),
-)
+TWO = (Turn(start=0, end=2, node=ALICE, reward=1.0), Turn(start=4, end=6, node=BOB, reward=-1.0, seat=1))
 
 
 def played(

@@ -14,12 +14,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
 from swarm.learner.adapter import attach, is_adapted, shape_of_adapter
-from swarm.learner.checkpoint.model_files import (
-    layout_of,
-    save_small_files,
-    stream_tensors,
-    write_staging,
-)
+from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.models.device import as_streamed
 from swarm.sampler.engine import EngineOptions, Install, Start

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from swarm.learner.messages import TrainerConfig, TrainGroup, TrainRollout
+from swarm.learner.messages import Save, Saved, TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.trainer import Trainer
 from swarm.process import NoParent
 from tests.builders import floats, ints
@@ -36,6 +36,13 @@ def trainer_in(
 
 def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer._model.parameters()])
+
+
+def saved(trainer: Trainer, directory: Path, step: int) -> Path:
+    """A checkpoint of `trainer` that is on the disk."""
+    trainer.save(Save(directory=str(directory), step=step))
+    assert trainer.flush() == Saved(step=step, fault="")
+    return directory
 
 
 def group(rewards: list[float], *, logprob: float = -2.6) -> TrainGroup:

@@ -40,14 +40,10 @@ def kuhn_value(first: Strategy, second: Strategy) -> float:
 def test_strategies_are_worth_what_the_document_says() -> None:
     """The first player of an equilibrium loses an 18th of an ante."""
     best = partial(kuhn_equilibrium, alpha=1 / 3)
-    pairs: tuple[tuple[Strategy, Strategy, float], ...] = (
-        (best, best, -1 / 18),
-        (at_random, at_random, 1 / 8),
-        (at_random, best, -1 / 6),
-        (best, at_random, 1 / 6),
-    )
-    for first, second, value in pairs:
-        assert kuhn_value(first, second) == pytest.approx(value)
+    assert kuhn_value(best, best) == pytest.approx(-1 / 18)
+    assert kuhn_value(at_random, at_random) == pytest.approx(1 / 8)
+    assert kuhn_value(at_random, best) == pytest.approx(-1 / 6)
+    assert kuhn_value(best, at_random) == pytest.approx(1 / 6)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 1 / 3])

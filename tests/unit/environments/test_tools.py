@@ -48,8 +48,7 @@ def test_a_start_is_a_function_of_its_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "result"),
-    [("12345 * 678", "8369910"), ("(1 + 2) * -3", "-9"), ("7 // 2 + 7 % 2", "4"), ("1/4", "0.25")],
+    ("call", "result"), [("12345 * 678", "8369910"), ("(1 + 2) * -3", "-9"), ("7 // 2 + 7 % 2", "4"), ("1/4", "0.25")]
 )
 def test_the_calculator_computes(call: str, result: str) -> None:
     tool = Calculator()
@@ -155,8 +154,7 @@ def test_a_program_gets_no_variable_of_the_learner(monkeypatch: pytest.MonkeyPat
 
 @LINUX
 @pytest.mark.parametrize(
-    "program",
-    ["while True: pass", "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"],
+    "program", ["while True: pass", "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"]
 )
 def test_an_endless_loop_is_stopped(program: str) -> None:
     step = PythonTool().step(f"<python>print('begun')\n{program}</python>")

@@ -82,13 +82,14 @@ def test_the_stream_holds_the_base_under_its_own_names_and_the_adapter_behind_it
     assert len(kinds) == len(regions_of(layout))
 
 
-def test_the_base_is_named_by_the_digest_of_its_bytes(trainer: Trainer, tmp_path: Path) -> None:
+def test_the_same_seed_makes_the_same_adapter_and_another_another_base(trainer: Trainer, tmp_path: Path) -> None:
     layout = trainer.prepared().layout
-    assert layout.adapter is not None
-    assert layout.adapter.base == base_of_file(tmp_path / "staging.bin", layout)
+    assert trainer_in(tmp_path / "again", adapter=RANK).prepared().layout == layout
+    assert (tmp_path / "again/staging.bin").read_bytes() == (tmp_path / "staging.bin").read_bytes()
     other = trainer_in(tmp_path / "other", adapter=RANK, seed=1).prepared().layout
+    assert layout.adapter is not None
     assert other.adapter is not None
-    assert other.adapter.base != layout.adapter.base
+    assert layout.adapter.base == base_of_file(tmp_path / "staging.bin", layout) != other.adapter.base
 
 
 def test_later_stagings_write_the_adapter_alone_and_a_new_file_gets_all(trainer: Trainer, tmp_path: Path) -> None:
@@ -106,12 +107,6 @@ def test_later_stagings_write_the_adapter_alone_and_a_new_file_gets_all(trainer:
     staging.rename(tmp_path / "map.bin")
     trainer.stage()
     assert staging.read_bytes() == whole[: adapter.start] + content[adapter.start :]
-
-
-def test_the_same_seed_makes_the_same_adapter_and_layout(trainer: Trainer, tmp_path: Path) -> None:
-    again = trainer_in(tmp_path / "again", adapter=RANK)
-    assert again.prepared().layout == trainer.prepared().layout
-    assert (tmp_path / "again/staging.bin").read_bytes() == (tmp_path / "staging.bin").read_bytes()
 
 
 def test_weights_that_were_kept_are_read_from_the_adapter_alone(trainer: Trainer, tmp_path: Path) -> None:

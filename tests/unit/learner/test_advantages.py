@@ -30,13 +30,8 @@ PUNISH = TrainerConfig(overlong="punish", longest_completion=10)
 
 
 def one(tokens: int, reward: float, *, staleness: int = 0, truncated: bool = False) -> TrainRollout:
-    return TrainRollout(
-        token_ids=ints(*range(3, 3 + tokens)),
-        logprobs=floats(*(-1.0 - i for i in range(tokens))),
-        reward=reward,
-        staleness=staleness,
-        truncated=truncated,
-    )
+    token_ids, logprobs = ints(*range(3, 3 + tokens)), floats(*(-1.0 - i for i in range(tokens)))
+    return TrainRollout(token_ids, logprobs, reward, staleness, truncated)
 
 
 def group_of(*rollouts: TrainRollout) -> TrainGroup:
@@ -122,13 +117,10 @@ def test_the_soft_punishment_is_dapos(longest: int) -> None:
         assert found == pytest.approx(plain_punishment(tokens, longest, margin=longest // 5))
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(1, 0.0), (8, 0.0), (9, -0.5), (10, -1.0), (11, -1.0)])
-def test_the_punishment_is_added_to_the_reward(tokens: int, expected: float) -> None:
-    assert shaped_reward(one(tokens, 0.5), PUNISH) == 0.5 + expected
-    assert shaped_reward(one(tokens, 0.5), KEEP) == 0.5
-
-
-def test_of_few_tokens_only_what_is_longer_than_allowed_is_punished() -> None:
+def test_the_punishment_is_added_to_the_reward() -> None:
+    assert [shaped_reward(one(tokens, 0.5), PUNISH) for tokens in (8, 9, 10, 11)] == [0.5, 0.0, -0.5, -0.5]
+    assert shaped_reward(one(9, 0.5), KEEP) == 0.5
+    # Of few tokens only what is longer than allowed is punished.
     assert [overlong_punishment(n, longest=3) for n in (2, 3, 4)] == [0.0, 0.0, -1.0]
 
 
@@ -143,10 +135,7 @@ def test_variance_is_that_of_the_punished_rewards() -> None:
 
 # -- figures -----------------------------------------------------------------------------------------------------
 
-GROUPS = (
-    group_of(one(3, 1.0, staleness=2), one(1, 0.0)),
-    group_of(one(10, 0.5, truncated=True), one(1, 0.5)),
-)
+GROUPS = (group_of(one(3, 1.0, staleness=2), one(1, 0.0)), group_of(one(10, 0.5, truncated=True), one(1, 0.5)))
 
 
 def test_the_figures_of_a_batch_need_no_model() -> None:

@@ -14,9 +14,9 @@ from msgspec import structs
 from swarm.learner import update
 from swarm.learner.messages import Train, TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.policy import Policy
+from swarm.learner.trainer import Trainer
 from swarm.types import Turn
 from tests.builders import floats, ints
-from tests.unit.learner.test_objective import moved_trainer
 from tests.unit.trainers import group, trainer_in, weights
 
 PROMPT = (1, 4)
@@ -25,7 +25,7 @@ EPISODES = (
     ((8, 9, 6, 2, 9), (Turn(start=0, end=1, reward=0.0), Turn(start=2, end=4, reward=0.25))),
 )
 RETURNS = {"episode": ((1.0, 1.0), (0.25, 0.25)), "turn": ((0.75, 0.5), (0.125, 0.25))}
-DISCOUNT, CLAIMED = 0.5, -2.5
+DISCOUNT, CLAIMED, LONGEST = 0.5, -2.5, 8
 
 
 def rollouts() -> tuple[TrainRollout, ...]:
@@ -36,6 +36,25 @@ def rollouts() -> tuple[TrainRollout, ...]:
         logprobs = floats(*(CLAIMED if one else 0.0 for one in drawn))
         made.append(TrainRollout(token_ids=ints(*ids), logprobs=logprobs, reward=reward, staleness=0, turns=turns))
     return tuple(made)
+
+
+def moved_trainer(
+    directory: Path, rules: TrainerConfig, compute: TrainerConfig, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Trainer, list[torch.Tensor]]:
+    """A trainer whose policy is no longer its reference, and which keeps its gradients instead of stepping."""
+    trainer = trainer_in(directory, learning=rules, compute=compute, minibatches=1)
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in trainer._model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=draw)
+    kept: list[torch.Tensor] = []
+
+    monkeypatch.setattr(
+        trainer._update._at.optimizer,
+        "step",
+        lambda: kept.extend(parameter.grad.clone() for parameter in trainer._model.parameters()),
+    )
+    return trainer, kept
 
 
 def masked_step(model: Any, reference: Any, rules: TrainerConfig) -> tuple[float, list[torch.Tensor]]:
@@ -58,9 +77,10 @@ def masked_step(model: Any, reference: Any, rules: TrainerConfig) -> tuple[float
         each = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
         each = each + rules.kl_weight * ((theirs - mine).exp() - (theirs - mine) - 1)
         each = each + rules.entropy_weight * (now.exp() * now).sum(-1)
-        divisor = len(EPISODES) * mask.sum() if rules.loss_normalisation == "rollouts" else 1
-        total, tokens = total + (each * mask / divisor).sum(), tokens + int(mask.sum())
-    loss = total if rules.loss_normalisation == "rollouts" else total / tokens
+        divisors = {"tokens": 1, "rollouts": len(EPISODES) * mask.sum(), "constant": len(EPISODES) * LONGEST}
+        total = total + (each * mask / divisors[rules.resolved_normalisation]).sum()
+        tokens += int(mask.sum())
+    loss = total / tokens if rules.resolved_normalisation == "tokens" else total
     loss.backward()  # type: ignore[no-untyped-call]
     return float(loss.detach()), [parameter.grad for parameter in model.parameters()]
 
@@ -69,7 +89,9 @@ def masked_step(model: Any, reference: Any, rules: TrainerConfig) -> tuple[float
 @pytest.mark.parametrize(
     "rules",
     [
+        TrainerConfig(),
         TrainerConfig(task="frozen-lake", credit="turn", turn_discount=DISCOUNT),
+        TrainerConfig(loss_normalisation="constant", longest_completion=LONGEST),
         TrainerConfig(loss_normalisation="rollouts", kl_weight=0.3, entropy_weight=0.1),
         TrainerConfig(task="frozen-lake", credit="turn", turn_discount=DISCOUNT, loss_normalisation="rollouts"),
     ],

@@ -20,14 +20,14 @@ from swarm.learner.checkpoint.files import ADAPTER_WEIGHTS
 from swarm.learner.checkpoint.merge import merge_into
 from swarm.learner.checkpoint.model_files import write_staging
 from swarm.learner.memory import check_weights, read_shape, shape_of
-from swarm.learner.messages import Save, Train, TrainerConfig
+from swarm.learner.messages import Train, TrainerConfig
 from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
 from swarm.models.memory import weights_bytes
 from swarm.sampler.weights import mapped_tensors
 from tests.unit.models import frozen, logprobs_of
 from tests.unit.rows import CPU, row
-from tests.unit.trainers import group, trainer_in
+from tests.unit.trainers import group, saved, trainer_in
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes has no build for this system")
 
@@ -63,13 +63,20 @@ def test_what_is_published_is_what_four_bits_stand_for(trainer: Trainer, tmp_pat
 
 
 def test_learner_and_a_plain_model_with_the_published_weights_agree(trainer: Trainer, tmp_path: Path) -> None:
-    """The same numbers, computed with twice: no mismatch that bf16 would not have."""
+    """The same numbers, computed with twice: no mismatch that bf16 would not have. Their gradients agree too."""
     layout = trainer.prepared().layout
+    plain = published(tmp_path / "staging.bin", layout)
     (part,) = micro_batches([row((1, 4, 13), (3, 4, 5))], TrainerConfig(), CPU)
-    expected = logprobs_of(published(tmp_path / "staging.bin", layout), (1, 4, 13), (3, 4, 5))
+    expected = logprobs_of(plain, (1, 4, 13), (3, 4, 5))
     assert trainer._policy.read(part).logprobs.tolist() == pytest.approx(expected, abs=1e-6)
     other = logprobs_of(frozen(tiny_model(0)), (1, 4, 13), (3, 4, 5))
     assert max(abs(one - two) for one, two in zip(expected, other, strict=True)) > 1e-3
+    gradients = []
+    for model in (trainer._model, plain):
+        embedded = model.get_input_embeddings()(torch.tensor([[1, 4, 13, 3]])).detach().requires_grad_()
+        model(inputs_embeds=embedded).logits.log_softmax(-1)[0, -1, 3].backward()
+        gradients.append(embedded.grad)
+    assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -86,24 +93,12 @@ def test_a_step_trains_the_adapter_alone(compute: TrainerConfig, tmp_path: Path)
     assert sum(isinstance(module, FourBit) for module in trainer._model.modules()) == 14
 
 
-def test_gradients_are_those_of_a_plain_model_with_the_published_weights(trainer: Trainer, tmp_path: Path) -> None:
-    layout = trainer.prepared().layout
-    ids, plain = torch.tensor([[1, 4, 13, 3]]), published(tmp_path / "staging.bin", layout)
-    gradients = []
-    for model in (trainer._model, plain):
-        embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
-        model(inputs_embeds=embedded).logits.log_softmax(-1)[0, -1, 3].backward()
-        gradients.append(embedded.grad)
-    assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
-
-
 def test_it_goes_on_with_the_same_base_and_with_no_other(trainer: Trainer, tmp_path: Path) -> None:
     layout, checkpoint = trainer.prepared().layout, tmp_path / "checkpoints/step-000001"
     assert layout.adapter is not None
     assert layout.adapter.base == base_of_file(tmp_path / "staging.bin", layout)
     trainer.step(STEP)
-    trainer.save(Save(step=1, directory=str(checkpoint)))
-    trainer.flush()
+    saved(trainer, checkpoint, 1)
     again = trainer_in(tmp_path / "again", **RULES, resume=checkpoint, learning_rate=1e-2)
     assert again.prepared().layout == layout
     for one in (trainer, again):
@@ -117,8 +112,7 @@ def test_it_goes_on_with_the_same_base_and_with_no_other(trainer: Trainer, tmp_p
 def test_it_is_merged_into_the_base_that_it_was_trained_beside(trainer: Trainer, tmp_path: Path) -> None:
     layout = trainer.prepared().layout
     trainer.step(STEP)
-    trainer.save(Save(step=1, directory=str(tmp_path / "checkpoints/step-000001")))
-    trainer.flush()
+    saved(trainer, tmp_path / "checkpoints/step-000001", 1)
 
     def merge(directory: Path) -> None:
         with safe_open(directory / ADAPTER_WEIGHTS, framework="pt") as file:

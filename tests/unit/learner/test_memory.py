@@ -32,7 +32,7 @@ from swarm.learner.memory import (
 )
 from swarm.learner.messages import TrainerConfig
 from swarm.learner.optimizer import adamw
-from swarm.learner.policy import Policy, arrange
+from swarm.learner.policy import CHUNK_BYTES, Policy, arrange
 from swarm.learner.process import trainer_config
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Trainer
@@ -55,6 +55,14 @@ def rules_of(states: OptimizerStates) -> TrainerConfig:
 
 def total(setting: Setting) -> int:
     return sum(step_bytes(FOUR_B, setting).values())
+
+
+def test_each_part_is_counted_for_what_it_is() -> None:
+    parts = step_bytes(FOUR_B, ON_GPU)
+    assert set(parts) == {"gradients and AdamW", "weights gathered or in bf16", "logits", "activations"}
+    # With checkpointing the layer that is computed alone, with its gradient, and what is in no layer.
+    assert parts["weights gathered or in bf16"] == 2 * (2 * FOUR_B.layer_parameters + FOUR_B.other_parameters)
+    assert parts["logits"] == 2.5 * CHUNK_BYTES + 8 * 151_936 * 2560
 
 
 def test_what_else_is_there_is_added() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.learner.messages import Save, Train, TrainerConfig, TrainGroup, TrainRollout
+from swarm.learner.messages import Train, TrainerConfig
 from swarm.learner.objective import (
     ICEPOP_HIGH,
     ICEPOP_LOW,
@@ -24,11 +23,8 @@ from swarm.learner.objective import (
     Tokens,
     kl_to_reference,
 )
-from swarm.learner.policy import Policy
-from swarm.learner.trainer import Trainer
-from swarm.types import Normalisation, ObjectiveName
-from tests.builders import floats, ints
-from tests.unit.trainers import group, trainer_in
+from swarm.types import ObjectiveName
+from tests.unit.trainers import group, saved, trainer_in
 
 RULES = TrainerConfig()
 LOW, HIGH = 1 - RULES.resolved_clip[0], 1 + RULES.resolved_clip[1]
@@ -164,8 +160,7 @@ def test_no_claim_makes_a_loss_or_a_gradient_infinite(name: str, advantage: floa
 
 
 @pytest.mark.parametrize(
-    ("name", "low", "high"),
-    [("grpo", 1, 1), ("decoupled_ppo", 1, 1), ("icepop", 1, 1), ("cispo", 0, 2), ("tis", 0, 0)],
+    ("name", "low", "high"), [("grpo", 1, 1), ("decoupled_ppo", 1, 1), ("icepop", 1, 1), ("cispo", 0, 2), ("tis", 0, 0)]
 )
 def test_figures_are_sums_over_the_tokens_that_count(name: str, low: int, high: int) -> None:
     """Half and one and a half times as likely, for better and worse; one unmoved, one far off that does not count."""
@@ -238,105 +233,6 @@ def test_gspo_has_one_ratio_for_all_tokens_of_a_rollout() -> None:
     assert found.figures["clip_ratio/low_mean"].item() == 2
 
 
-LENGTHS, REWARDS = (1, 2, 6), (1.0, 0.0, 0.25)
-
-
-@pytest.mark.parametrize("normalisation", get_args(Normalisation))
-@pytest.mark.parametrize("tokens_per_micro_batch", [None, 10])
-def test_the_loss_is_divided_as_the_rules_say(
-    tmp_path: Path, normalisation: Normalisation, tokens_per_micro_batch: int | None
-) -> None:
-    """On policy every ratio is 1, so that the loss is a weighted sum of the advantages, in whatever parts it is cut."""
-    rules = TrainerConfig(loss_normalisation=normalisation, longest_completion=8)
-    compute = TrainerConfig.model_construct(tokens_per_micro_batch=tokens_per_micro_batch)
-    trainer = trainer_in(tmp_path, learning=rules, compute=compute, minibatches=1)
-    rollouts = []
-    for length, reward in zip(LENGTHS, REWARDS, strict=True):
-        drawn = [3 + n for n in range(length)]
-        logits = trainer._model(input_ids=torch.tensor([[1, 4, *drawn]])).logits[0, 1:-1]
-        logprobs = logits.log_softmax(-1).gather(1, torch.tensor(drawn)[:, None])[:, 0].tolist()
-        rollouts.append(TrainRollout(token_ids=ints(*drawn), logprobs=floats(*logprobs), reward=reward, staleness=0))
-    batch = (TrainGroup(prompt_token_ids=(1, 4), rollouts=tuple(rollouts)),)
-    found = trainer.step(Train(step=0, groups=batch)).metrics["loss"]
-    mean = sum(REWARDS) / 3
-    spread = math.sqrt(sum((reward - mean) ** 2 for reward in REWARDS) / 3) + 1e-4
-    advantages = [(reward - mean) / spread for reward in REWARDS]
-    by_token = sum(a * n for a, n in zip(advantages, LENGTHS, strict=True))
-    expected = {"tokens": by_token / sum(LENGTHS), "rollouts": sum(advantages) / 3, "constant": by_token / (3 * 8)}
-    assert found == pytest.approx(-expected[normalisation], abs=1e-5)
-
-
-# Token ids, the sampler's log-probs, and the reward.
-ROLLOUTS = (((3, 7), (-2.0, -2.9), 1.0), ((5, 4, 9, 2), (-2.2, -3.1, -2.5, -2.0), 0.0), ((8,), (-2.7,), 0.25))
-
-
-def moved_trainer(
-    directory: Path, rules: TrainerConfig, compute: TrainerConfig, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Trainer, list[torch.Tensor]]:
-    """A trainer whose policy is no longer its reference, and which keeps its gradients instead of stepping."""
-    trainer = trainer_in(directory, learning=rules, compute=compute, minibatches=1)
-    draw = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in trainer._model.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=draw)
-    kept: list[torch.Tensor] = []
-
-    monkeypatch.setattr(
-        trainer._update._at.optimizer,
-        "step",
-        lambda: kept.extend(parameter.grad.clone() for parameter in trainer._model.parameters()),
-    )
-    return trainer, kept
-
-
-def plain_step(model: Any, reference: Any, rules: TrainerConfig) -> tuple[float, list[torch.Tensor]]:
-    """Loss and gradient of ROLLOUTS as docs/learner.md writes them, in float64: GRPO, with the mean over tokens."""
-    model, reference = copy.deepcopy(model).double(), copy.deepcopy(reference).double()
-    rewards = [reward for _, _, reward in ROLLOUTS]
-    mean = sum(rewards) / len(rewards)
-    spread = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) + 1e-4
-    terms: list[torch.Tensor] = []
-    for ids, claims, reward in ROLLOUTS:
-        tokens = torch.tensor([[1, 4, *ids]])
-        chances = model(input_ids=tokens).logits[0, 1:-1].softmax(-1)
-        theirs = reference(input_ids=tokens).logits[0, 1:-1].softmax(-1)
-        for at, token in enumerate(ids):
-            advantage = (reward - mean) / spread
-            ratio = chances[at, token] / math.exp(claims[at])
-            terms.append(-torch.minimum(ratio * advantage, ratio.clamp(LOW, HIGH) * advantage))
-            other = theirs[at, token].detach() / chances[at, token]
-            terms[-1] = terms[-1] + rules.kl_weight * (other - other.log() - 1)
-            entropy = -(chances[at] * chances[at].log()).sum()
-            terms[-1] = terms[-1] - rules.entropy_weight * entropy
-    loss = torch.stack(terms).mean()
-    loss.backward()  # type: ignore[no-untyped-call]
-    return float(loss.detach()), [parameter.grad for parameter in model.parameters()]
-
-
-@pytest.mark.parametrize("tokens_per_micro_batch", [None, 16])
-@pytest.mark.parametrize("rules", [TrainerConfig(), TrainerConfig(kl_weight=0.1, entropy_weight=0.05)])
-def test_a_step_has_the_loss_and_the_gradient_of_the_formula(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: TrainerConfig, tokens_per_micro_batch: int | None
-) -> None:
-    """In whatever parts it is cut: 16 tokens take one or two of the rollouts."""
-    compute = TrainerConfig.model_construct(tokens_per_micro_batch=tokens_per_micro_batch)
-    trainer, kept = moved_trainer(tmp_path, rules, compute, monkeypatch)
-    reference = trainer._update._at.reference
-    other = reference.module.model if isinstance(reference, Policy) else trainer._model
-    expected, gradients = plain_step(trainer._model, other, rules)
-    rollouts = tuple(
-        TrainRollout(token_ids=ints(*ids), logprobs=floats(*claims), reward=reward, staleness=1)
-        for ids, claims, reward in ROLLOUTS
-    )
-    figures = trainer.step(Train(step=0, groups=(TrainGroup(prompt_token_ids=(1, 4), rollouts=rollouts),))).metrics
-    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
-    # A longer gradient was shortened to 1.
-    norm = max(1.0, figures["grad_norm"])
-    largest = max(float(one.abs().max()) for one in gradients)
-    for found, one in zip(kept, gradients, strict=True):
-        torch.testing.assert_close(norm * found.double(), one, atol=2e-6 * largest, rtol=1e-4)
-
-
 # -- in a learner step -------------------------------------------------------------------------------------------
 
 
@@ -372,11 +268,9 @@ def test_the_reference_is_the_model_that_the_run_began_with(tmp_path: Path) -> N
     assert trainer.step(Train(step=0, groups=batch)).metrics["kl"] == pytest.approx(0.0, abs=1e-6)
     second = trainer.step(Train(step=1, groups=batch)).metrics["kl"]
     assert second > 1e-4
-    saved = tmp_path / "checkpoint-2"
-    trainer.save(Save(directory=str(saved), step=2))
-    trainer.flush()
+    checkpoint = saved(trainer, tmp_path / "checkpoint-2", 2)
     third = trainer.step(Train(step=2, groups=batch)).metrics["kl"]
-    again = trainer_in(tmp_path / "again", learning=rules, minibatches=1, learning_rate=1e-2, resume=saved)
+    again = trainer_in(tmp_path / "again", learning=rules, minibatches=1, learning_rate=1e-2, resume=checkpoint)
     assert again.step(Train(step=2, groups=batch)).metrics["kl"] == pytest.approx(third)
     assert third > 1e-3
 

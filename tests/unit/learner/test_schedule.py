@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.learner.messages import Save, Train
+from swarm.learner.messages import Train
 from swarm.learner.trainer import Trainer
 from swarm.learner.update import FLOOR, scheduled_share
 from swarm.types import Schedule
-from tests.unit.trainers import group, trainer_in, weights
+from tests.unit.trainers import group, saved, trainer_in, weights
 
 HALF_COSINE = 0.1 + 0.9 / 2
 
@@ -52,9 +52,7 @@ def test_a_rate_that_was_set_is_scaled_by_the_schedule_and_gives_what_a_run_with
     assert as_set == pytest.approx([1e-2, 1e-2, 1.1e-3])
     for step in (0, 1):
         _step(twin, step, None)
-    twin.save(Save(directory=str(tmp_path / "kept"), step=2))
-    twin.flush()
-    resumed = trainer_in(tmp_path / "resumed", **rules, resume=tmp_path / "kept")
+    resumed = trainer_in(tmp_path / "resumed", **rules, resume=saved(twin, tmp_path / "kept", 2))
     assert _step(resumed, 6, 2e-3) == as_set[-1]
     assert _step(twin, 6, None) == pytest.approx(5.5e-3)
     assert torch.equal(weights(resumed), weights(trainer))

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from swarm.errors import UserError
-from swarm.learner.messages import Save, Train, TrainerConfig
+from swarm.learner.messages import Train, TrainerConfig
 from swarm.learner.ranks import Ranks
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Commands, Trainer
 from swarm.models.device import as_streamed
 from swarm.process import NoParent
 from swarm.types import ObjectiveName
-from tests.unit.trainers import group, trainer_in, weights
+from tests.unit.trainers import group, saved, trainer_in, weights
 
 
 @pytest.fixture
@@ -100,8 +100,7 @@ def test_memory_that_runs_out_in_a_step_is_one_line(trainer: Trainer, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("said", "stops"),
-    [(3, (3, 2)), (None, (2,)), ([99999, 2], (2,)), (-1, (2,)), ([3, 4], (3, 4, 2))],
+    ("said", "stops"), [(3, (3, 2)), (None, (2,)), ([99999, 2], (2,)), (-1, (2,)), ([3, 4], (3, 4, 2))]
 )
 def test_a_turn_ends_with_what_any_file_says_that_the_vocabulary_has(
     tmp_path: Path, said: int | list[int] | None, stops: tuple[int, ...]
@@ -126,8 +125,6 @@ def test_a_life_tells_what_its_run_began_with(tmp_path: Path) -> None:
     first = trainer_in(tmp_path)
     weights = first.prepared().weights
     first.step(Train(step=0, groups=(group([1.0, 0.0]),), lineage=b""))
-    first.save(Save(directory=str(tmp_path / "step-000001"), step=1))
-    first.flush()
-    again = trainer_in(tmp_path, resume=tmp_path / "step-000001").prepared()
+    again = trainer_in(tmp_path, resume=saved(first, tmp_path / "step-000001", 1)).prepared()
     assert (again.step, again.weights) == (1, weights)
     assert trainer_in(tmp_path, seed=1).prepared().weights != weights

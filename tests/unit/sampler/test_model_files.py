@@ -13,13 +13,7 @@ from transformers import CONFIG_MAPPING
 from swarm.broadcast.version.manifest import Layout, ModelFile
 from swarm.errors import ProtocolError, UserError
 from swarm.process import clean_environment
-from swarm.sampler.weights import (
-    CONFIG_BYTES,
-    WrongWeights,
-    build_model,
-    only_known,
-    write_model_files,
-)
+from swarm.sampler.weights import CONFIG_BYTES, WrongWeights, build_model, only_known, write_model_files
 from tests.builders import layout
 from tests.unit.models import Staged, stage
 

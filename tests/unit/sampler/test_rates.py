@@ -93,11 +93,7 @@ def test_what_waits_in_the_engine_makes_it_no_faster_and_no_slower() -> None:
     [
         (Started(engine="transformers", device="cpu", dtype="float32"), "transformers/float32/cpu", "transformers"),
         (Started(engine="vllm", device="cuda:1", dtype="bfloat16", device_name="L4"), "vllm/bfloat16/cuda", "L4"),
-        (
-            Started(engine="vllm", device="cuda", dtype="bfloat16", device_name="L4", precision="int8"),
-            "vllm/int8/cuda",
-            "L4 int8",
-        ),
+        (Started("vllm", "cuda", "bfloat16", device_name="L4", precision="int8"), "vllm/int8/cuda", "L4 int8"),
         (Started(engine="mlx", device="cpu", dtype="float32", precision="int4"), "mlx/int4/cpu", "mlx int4"),
     ],
 )

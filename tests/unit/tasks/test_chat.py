@@ -85,13 +85,7 @@ def _loaded(directory: Path, **arguments: Any) -> ChatTemplate:
 @pytest.mark.parametrize("chat", CHATS, ids=["one", "system", "turns"])
 @pytest.mark.parametrize(
     ("template", "arguments"),
-    [
-        (QWEN3, {}),
-        (QWEN3, {"enable_thinking": False}),
-        (HEADERS, {}),
-        (HEADERS, {"date_string": "x"}),
-        (BRACKETS, {}),
-    ],
+    [(QWEN3, {}), (QWEN3, {"enable_thinking": False}), (HEADERS, {}), (HEADERS, {"date_string": "x"}), (BRACKETS, {})],
     ids=["thinking", "not-thinking", "headers", "dated", "brackets"],
 )
 def test_a_chat_is_rendered_as_transformers_renders_it(

@@ -500,8 +500,7 @@ def test_expressions_are_evaluated(source: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["().__class__", "open('x')", "[x for x in 'ab']", "lambda: 1", "x = 1", "exp.x", "sin(1)(2)", "(" * 5000],
+    "source", ["().__class__", "open('x')", "[x for x in 'ab']", "lambda: 1", "x = 1", "exp.x", "sin(1)(2)", "(" * 5000]
 )
 def test_what_is_more_than_an_expression_is_not(source: str) -> None:
     with pytest.raises(ValueError, match=r"no |not an expression|the text"):

@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 
 from swarm.errors import UserError
 from swarm.tasks import rewards
-from swarm.tasks.rewards import (
-    boxed,
-    checked_weights,
-    exact,
-    last_box,
-    last_number,
-    math,
-    numeric,
-    weighted_score,
-)
+from swarm.tasks.rewards import boxed, checked_weights, exact, last_box, last_number, math, numeric, weighted_score
 
 
 def read(text: str) -> Fraction | None:
@@ -64,10 +55,7 @@ def test_the_last_number_is_read(text: str, number: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        *("", "none", "v2", "m^2", "3/0", r"\frac{1}{0}", r"\frac{1.2.3}{4}", "0^{-1}"),
-        *("9" * 5000, "9^999999999"),
-    ],
+    [*("", "none", "v2", "m^2", "3/0", r"\frac{1}{0}", r"\frac{1.2.3}{4}", "0^{-1}"), *("9" * 5000, "9^999999999")],
 )
 def test_no_number_is_read_where_none_is_or_none_can_be(text: str) -> None:
     assert last_number(text) is None

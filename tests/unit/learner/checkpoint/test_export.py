@@ -21,7 +21,7 @@ from swarm.learner.adapter import targets_of
 from swarm.learner.checkpoint.export import export_model
 from swarm.learner.checkpoint.files import TENSORS, commit, link_best
 from swarm.learner.checkpoint.model_files import save_model
-from swarm.learner.messages import Save, Train
+from swarm.learner.messages import Train
 from swarm.learner.tiny import tiny_model
 from swarm.models.device import as_streamed
 from swarm.report.card import model_card
@@ -31,7 +31,7 @@ from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
 from swarm.settings_file import load_config
 from tests.unit.models import frozen, published
-from tests.unit.trainers import group, trainer_in
+from tests.unit.trainers import group, saved, trainer_in
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}="
 IDS = torch.tensor([[1, 3, 4, 5, 13, 3, 4]])
@@ -46,8 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     trainer._tokenizer.chat_template = TEMPLATE
     for step in (2, 4):
         trainer.steps_taken = step
-        trainer.save(Save(directory=str(run_dir / f"checkpoints/step-{step:06}"), step=step))
-        trainer.flush()
+        saved(trainer, run_dir / f"checkpoints/step-{step:06}", step)
     link_best(run_dir / "checkpoints", 2)
     log = RunLog(run_dir)
     for version, exact in [(0, 0.0), (2, 0.75), (4, 0.5)]:
@@ -257,8 +256,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     create_run_directory(run_dir, LeadConfig(run_dir=run_dir, adapter=4))
     trainer = trainer_in(run_dir, adapter=4, learning_rate=3e-2)
     trainer.step(Train(step=0, groups=(group([1.0, 0.0, 0.0]), group([0.0, 1.0, 0.5]))))
-    trainer.save(Save(directory=str(run_dir / "checkpoints/step-000001"), step=1))
-    trainer.flush()
+    saved(trainer, run_dir / "checkpoints/step-000001", 1)
     return run_dir, trainer._model
 
 
