@@ -250,145 +250,88 @@ def agrees(most: float) -> tuple[Limit, ...]:
 # -- checks --------------------------------------------------------------------------------------------------------
 
 
-def learner(
-    name: str, *arguments: str, on_gpu: tuple[str, ...], packages: tuple[str, ...] = (), **others: Any
-) -> Check:
+def learner(name: str, arguments: str, *, on_gpu: str, packages: str = "", **others: Any) -> Check:
     """`on_gpu` are arguments that only a GPU's run is given."""
-    command = ("benchmarks.learner", "--json", *arguments)
-    return Check(
-        name=name,
-        command=(*command, *on_gpu),
-        dry=(*command, "--quick"),
-        packages=(*LEARNER, *packages),
-        **others,
-    )
+    command = ("benchmarks.learner", "--json", *arguments.split())
+    needed = (*LEARNER, *packages.split())
+    gpu, dry = (*command, *on_gpu.split()), (*command, "--quick")
+    return Check(name=name, command=gpu, dry=dry, packages=needed, **others)
 
 
 def engine(
     name: str,
-    *arguments: str,
-    dry: tuple[str, ...] = (),
-    packages: tuple[str, ...] = (),
+    arguments: str,
+    *,
+    dry: str = "",
+    packages: str = "",
     needs: Callable[[], str] = lambda: "",
     **others: Any,
 ) -> Check:
     """`dry` are given after the arguments, and so replace them. On CPUs vLLM in bf16 has died in tests; there float32
     shows as much."""
     kind = name.partition("-")[0]
-    command = ("benchmarks.gpu_engines", kind, *arguments)
-    tiny = ("--parameters", "3e5", "--samples", "4", "--tokens", "200", "--dtype", "float32")
-    is_vllm = kind == "vllm"
-    return Check(
-        name=name,
-        command=(*command, "--device", "cuda"),
-        dry=(*command, *tiny, *dry),
-        packages=(*ENGINE, *packages, *(("vllm",) if is_vllm else ())),
-        needs=all_of(vllm_for_gpus, needs) if is_vllm else needs,
-        **others,
-    )
+    command = ("benchmarks.gpu_engines", kind, *arguments.split())
+    tiny = f"--parameters 3e5 --samples 4 --tokens 200 --dtype float32 {dry}".split()
+    needed = (*ENGINE, *packages.split(), *(("vllm",) if kind == "vllm" else ()))
+    needs = all_of(vllm_for_gpus, needs) if kind == "vllm" else needs
+    gpu = (*command, "--device", "cuda")
+    return Check(name=name, command=gpu, dry=(*command, *tiny), packages=needed, needs=needs, **others)
 
 
-SHORT = ("--samples", "64", "--tokens", "200")
-FEW_SWAPS = ("--swaps", "3")
-# transformers starts every kernel of a step by itself: a draw of 1,000 tokens would take half a minute.
-LOCKSTEP = ("--samples", "32", "--tokens", "128")
+SHORT, FEW_SWAPS = "--samples 64 --tokens 200", "--swaps 3"
+LOCKSTEP = "--samples 32 --tokens 128"  # transformers starts every kernel by itself: 1,000 tokens take half a minute
 ON_24, ON_80 = memory(22), memory(70)
+FLASH = all_of(ON_24, lambda: "" if find_spec("flash_attn") else "not installed: flash_attn")  # There is none for a CPU
+NEWER = needs(lambda cuda: cuda.get_device_capability() >= (8, 9), "compute capability 8.9")
+TWO_CARDS = needs(lambda cuda: cuda.device_count() >= 2, "two cards")
+SAME = (*agrees(BF16_KL), *SWAPPED)
+RANK = (  # FSDP rounds the weights once, and autocast each time: the gradients differ by as much.
+    Limit(path="backend_is_nccl", least=1.0),
+    Limit(path="gathers_in_bf16", least=1.0, everywhere=True),
+    Limit(path="loss_apart", most=0.02, everywhere=True),
+    Limit(path="grad_norm_apart", most=0.05, everywhere=True),
+)
+ROUNDED = (Limit(path="mismatch_kl", most=FP8_KL, everywhere=True),)
+
+
+def peak(name: str, variants: str, limit_s: float, packages: str = "") -> Check:
+    arguments = f"--parts memory --variants {variants}"
+    same = {"on_gpu": "--device cuda", "packages": packages}
+    return learner(name, arguments, limits=ESTIMATE, limit_s=limit_s, needs=ON_24, **same)
+
+
+def mfu(name: str, on_gpu: str, limit_s: float, needs: Callable[[], str]) -> Check:
+    return learner(name, "--parts mfu", on_gpu=f"--repeats 2 {on_gpu}", limits=MFU, limit_s=limit_s, needs=needs)
+
+
+def adapter(name: str, arguments: str, limit_s: float, dry: str = "") -> Check:
+    return engine(name, f"--adapter 32 {arguments}", dry=dry, packages="peft", limits=SAME, limit_s=limit_s)
+
+
+def ranks(limit_s: float) -> Check:
+    module = "benchmarks.gpu_rank"
+    gpu, dry = (module, "--device", "cuda"), (module, "--device", "cpu")
+    return Check(name="rank", command=gpu, dry=dry, limits=RANK, limit_s=limit_s, packages=LEARNER)
+
 
 CHECKS = (
-    learner("mfu-0.6b", "--parts", "mfu", on_gpu=("--repeats", "2"), limits=MFU, limit_s=45.0, needs=ON_24),
-    learner(
-        "memory",
-        *("--parts", "memory", "--variants", "chunked,checkpointed"),
-        on_gpu=("--device", "cuda"),
-        limits=ESTIMATE,
-        limit_s=70.0,
-        needs=ON_24,
-    ),
-    Check(
-        name="rank",
-        command=("benchmarks.gpu_rank", "--device", "cuda"),
-        dry=("benchmarks.gpu_rank", "--device", "cpu"),
-        # FSDP rounds the weights once, and autocast each time: the gradients differ by as much.
-        limits=(
-            Limit(path="backend_is_nccl", least=1.0),
-            Limit(path="gathers_in_bf16", least=1.0, everywhere=True),
-            Limit(path="loss_apart", most=0.02, everywhere=True),
-            Limit(path="grad_norm_apart", most=0.05, everywhere=True),
-        ),
-        limit_s=50.0,
-        packages=LEARNER,
-    ),
-    engine("vllm", "--swaps", "20", dry=FEW_SWAPS, limits=(*agrees(BF16_KL), *SWAPPED, MET, GRAPHS), limit_s=160.0),
-    learner(
-        "adapter",
-        *("--parts", "memory", "--variants", "adapter"),
-        on_gpu=("--device", "cuda"),
-        packages=("peft",),
-        limits=ESTIMATE,
-        limit_s=45.0,
-        needs=ON_24,
-    ),
-    engine("transformers", *LOCKSTEP, *FEW_SWAPS, limits=(*agrees(BF16_KL), *SWAPPED), limit_s=110.0),
-    engine(
-        "vllm-adapter",
-        # More than there are slots. The float32 reference of each takes seconds.
-        *("--adapter", "32", "--swaps", "8", *SHORT),
-        dry=("--adapter", "4", *FEW_SWAPS),
-        packages=("peft",),
-        limits=(*agrees(BF16_KL), *SWAPPED),
-        limit_s=150.0,
-    ),
-    learner(
-        "memory-8bit",
-        *("--parts", "memory", "--variants", "8bit"),
-        on_gpu=("--device", "cuda"),
-        packages=("bitsandbytes",),
-        limits=ESTIMATE,
-        limit_s=45.0,
-        needs=ON_24,
-    ),
-    engine("vllm-float32", *SHORT, "--dtype", "float32", limits=agrees(FLOAT32_KL), limit_s=100.0),
-    learner(
-        "mfu-1.7b",
-        *("--parts", "mfu"),
-        on_gpu=("--repeats", "2", "--parameters", "1.7e9"),
-        limits=MFU,
-        limit_s=75.0,
-        needs=ON_80,
-    ),
-    engine("transformers-float32", *LOCKSTEP, "--dtype", "float32", limits=agrees(FLOAT32_KL), limit_s=75.0),
-    engine(
-        "vllm-fp8",
-        *("--precision", "fp8", *SHORT),
-        # vLLM's build for CPUs rounds to whole numbers alone.
-        dry=("--precision", "int8"),
-        limits=(Limit(path="mismatch_kl", most=FP8_KL, everywhere=True),),
-        limit_s=100.0,
-        needs=needs(lambda cuda: cuda.get_device_capability() >= (8, 9), "compute capability 8.9"),
-    ),
-    engine(
-        "transformers-adapter",
-        *("--adapter", "32", *LOCKSTEP, *FEW_SWAPS),
-        packages=("peft",),
-        limits=(*agrees(BF16_KL), *SWAPPED),
-        limit_s=120.0,
-    ),
-    learner(
-        "mfu-0.6b-flash",
-        *("--parts", "mfu"),
-        # There is none for a CPU.
-        on_gpu=("--repeats", "2", "--attention", "flash_attention_2"),
-        limits=MFU,
-        limit_s=60.0,
-        needs=all_of(ON_24, lambda: "" if find_spec("flash_attn") else "not installed: flash_attn"),
-    ),
-    engine(
-        "vllm-two-cards",
-        *("--ranks", "2", *SHORT, *FEW_SWAPS),
-        limits=(*agrees(BF16_KL), *SWAPPED),
-        limit_s=150.0,
-        needs=needs(lambda cuda: cuda.device_count() >= 2, "two cards"),
-    ),
+    mfu("mfu-0.6b", "", 45.0, ON_24),
+    peak("memory", "chunked,checkpointed", 70.0),
+    ranks(50.0),
+    engine("vllm", "--swaps 20", dry=FEW_SWAPS, limits=(*SAME, MET, GRAPHS), limit_s=160.0),
+    peak("adapter", "adapter", 45.0, "peft"),
+    engine("transformers", f"{LOCKSTEP} {FEW_SWAPS}", limits=SAME, limit_s=110.0),
+    # More swaps than there are slots for adapters.
+    adapter("vllm-adapter", f"--swaps 8 {SHORT}", 150.0, dry=f"--adapter 4 {FEW_SWAPS}"),
+    peak("memory-8bit", "8bit", 45.0, "bitsandbytes"),
+    engine("vllm-float32", f"{SHORT} --dtype float32", limits=agrees(FLOAT32_KL), limit_s=100.0),
+    mfu("mfu-1.7b", "--parameters 1.7e9", 75.0, ON_80),
+    engine("transformers-float32", f"{LOCKSTEP} --dtype float32", limits=agrees(FLOAT32_KL), limit_s=75.0),
+    # vLLM's build for CPUs rounds to whole numbers alone.
+    engine("vllm-fp8", f"--precision fp8 {SHORT}", dry="--precision int8", limits=ROUNDED, limit_s=100.0, needs=NEWER),
+    adapter("transformers-adapter", f"{LOCKSTEP} {FEW_SWAPS}", 120.0),
+    mfu("mfu-0.6b-flash", "--attention flash_attention_2", 60.0, FLASH),
+    engine("vllm-two-cards", f"--ranks 2 {SHORT} {FEW_SWAPS}", limits=SAME, limit_s=150.0, needs=TWO_CARDS),
 )
 """In the order of their worth: whether a learner runs here, how fast, whether its memory is reckoned rightly, and
 whether what samplers draw is what it believes. Times are guesses but of the first five without vLLM, which an H200 has

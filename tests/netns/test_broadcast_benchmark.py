@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -43,6 +42,8 @@ def test_a_transfer_is_measured(tmp_path: Path) -> None:
     profile.write_text("[[host]]\nup_mbit = 40\ndown_mbit = 80\n" * 2 + leaf * 2)
     said = said_by("--profile", str(profile))
     found = said["schemes"]["relay"]
+    assert found.keys() == FIGURES
+    assert found["encrypted"] is True
     assert found["bound_s"] == pytest.approx(4 * 8.388608 / 40, abs=0.001)
     assert 1.0 < found["ratio"] < 8.0
     # A leaf cannot get a chunk from another: the learner or the public sends each of them.
@@ -73,30 +74,6 @@ def test_a_version_is_followed_to_the_first_token_that_is_drawn_with_it() -> Non
 
 def swarms_of(process: subprocess.Popen[str]) -> list[str]:
     return [name for name in swarms() if name.startswith(f"pid-{process.pid}-")]
-
-
-def test_our_schemes_are_measured_and_nothing_is_left(tmp_path: Path) -> None:
-    """Of a star's learner everybody has a whole copy; of a mesh's all together have little more than one."""
-    command = [*COMMAND, "--schemes", "relay,star", "--peers", str(PEERS), "--up-mbit", "80", "--down-mbit", "160"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
-        said, _ = process.communicate()
-        assert process.returncode == 0, said
-        assert swarms_of(process) == []
-        assert list(tmp_path.iterdir()) == []
-    found = json.loads(said.splitlines()[-1])
-    assert found["hosts"] == [{"up_mbit": 80, "down_mbit": 160, "reachable": True}] * (1 + PEERS)
-    assert list(found["schemes"]) == ["relay", "star"]
-    for figures in found["schemes"].values():
-        assert figures.keys() == FIGURES
-        assert figures["version_bytes"] == 4 << 20
-        assert figures["encrypted"] is True
-        assert 0 < figures["first_peer_s"] <= figures["last_peer_s"]
-        assert figures["learner_copies"] == pytest.approx(figures["learner_sent_bytes"] / (4 << 20), abs=0.001)
-    assert [figures["topology"] for figures in found["schemes"].values()] == ["mesh", "star"]
-    relay, star = (found["schemes"][scheme]["learner_sent_bytes"] / (4 << 20) for scheme in ("relay", "star"))
-    assert 1.0 < relay < 2.0
-    assert PEERS < star < PEERS + 0.8
 
 
 def nodes_of(process: subprocess.Popen[str]) -> list[psutil.Process]:

@@ -25,14 +25,6 @@ def test_predictions_are_compared_and_a_missed_target_is_the_exit_status(
     assert json.loads(found).keys() >= {"mean_abs_error_points", "median_abs_error_points", "max_abs_error_points"}
 
 
-def test_a_fleet_has_the_rate_that_is_asked_for() -> None:
-    for kind in capacity.KINDS:
-        workers, install_s = kind.fleet(10.0, 30.0)
-        assert sum(worker.rollouts_per_s for worker in workers) == pytest.approx(10.0, rel=0.1)
-        assert max(install_s) == 30.0
-        assert len(kind.fleet(1e-9, 30.0)[0]) == 1
-
-
 @pytest.mark.long
 def test_engines_in_lockstep_and_slow_links_beside_others_are_predicted() -> None:
     """Two versions are held at a time, and groups are shared by engines of both kinds: a third is discarded."""

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
-from benchmarks import gossip
-from benchmarks.gossip import Plan, measure, run, scenario_of, summarize, time_of_share
-from swarm.gossip.records import Effect, GossipRules
-from swarm.gossip.table import Table
+from benchmarks.gossip import Plan, run, time_of_share
 
 PLAN = Plan(nodes=30, leaf_share=0.7, seeds=1, heads=2, newcomers=1, crashes=1, leaf_crashes=1, node_hours=3.0)
 
@@ -29,25 +25,6 @@ def test_a_small_swarm_meets_the_targets() -> None:
     assert row["false_deaths"] == row["false_deaths_elsewhere"] == row["leaves_without_homes"] == 0
     assert row["node_hours"] == pytest.approx(3.1), "31 nodes: whoever crashes does so afterwards"
     assert row["head_known_p99_s"] <= row["head_known_all_s"] <= row["head_known_all_worst_s"]
-
-
-def test_nobody_who_dies_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def expire(self: Table, *, now: float, patience: float) -> list[Effect]:
-        return []
-
-    monkeypatch.setattr(Table, "expire", expire)
-    plan = Plan(nodes=30, leaf_share=0.7, seeds=1, heads=1, newcomers=0, crashes=1, node_hours=0.0)
-    row = summarize(plan, [measure(plan, 1)])
-    never = ("crash_known_p99_s", "crash_known_all_worst_s", "record_known_p99_s", "false_deaths_per_1000_node_hours")
-    assert [row[name] for name in never] == [None] * 4
-    assert row["crash_leaf_known_s"] is not None
-
-
-@pytest.mark.slow
-def test_a_hasty_detector_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    hasty = replace(scenario_of(PLAN), rules=GossipRules(dead_rounds=2, lease_rounds=5))
-    monkeypatch.setattr(gossip, "scenario_of", lambda plan: hasty)
-    assert summarize(PLAN, [measure(PLAN, 1)])["false_deaths_per_1000_node_hours"] > 100
 
 
 def test_time_of_a_share() -> None:

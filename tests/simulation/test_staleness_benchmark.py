@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import staleness
-from benchmarks.staleness import Row, misses, simulate
-from benchmarks.staleness_sim import REPLACED_S, RULES, STEP_S
+from benchmarks.staleness import Row, misses
 
 PAIR = Row(case="single", max_staleness=2, broadcast=0.3, generate=0.3)
 
@@ -32,23 +31,6 @@ def test_deadlines_neither_starve_the_learner_nor_discard_as_others_do(capsys: p
     assert all(figures["max_staleness"] <= 2 for figures in rules.values())
     short, *_, long = rules["deadlines"]["discarded_by_quartile"]
     assert long > 5 * short
-
-
-def test_a_bound_of_zero_and_a_fleet_that_is_too_slow_have_no_target(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = rows_of("--staleness 0,2 --broadcast 3 --steps 20 --cases single,serial", capsys)
-    assert [(row["targeted"], row["floor"]) for row in rows] == [(False, None)] * 4
-    assert rows[0]["rules"]["deadlines"]["max_staleness"] == 0
-
-
-@pytest.mark.slow
-def test_samples_of_the_dead_are_lost_and_generated_again() -> None:
-    row = Row(case="dying", max_staleness=2, broadcast=0.3, generate=0.3)
-    steps = round(4 * REPLACED_S / STEP_S) + 120
-    for rule in RULES:
-        run = simulate(row, rule, steps=steps, seed=1)
-        assert run.lost > 0
-        assert run.idle_share < 0.4
-        assert len(run.trained) == steps * 32
 
 
 def figures(**changed: dict[str, float]) -> dict[str, Any]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from benchmarks import staleness_floor
 from benchmarks.staleness import Row, clairvoyant, simulate
-from benchmarks.staleness_floor import GAP, Arrivals, Planned, Wanted, schedule
-from benchmarks.staleness_sim import RULES, Fleet, Job, Lengths
+from benchmarks.staleness_floor import Arrivals, Wanted, schedule
+from benchmarks.staleness_sim import RULES, Fleet, Job
 
 PAIR = Row(case="single", max_staleness=4, broadcast=0.3, generate=0.3)
 
@@ -47,27 +45,6 @@ def test_no_rule_that_never_waits_is_below_the_floor(given: tuple[Row, int]) -> 
     assert never_wait or row.max_staleness == 2
 
 
-def in_order(
-    batches: Sequence[Sequence[Wanted]], arrivals: Arrivals, *, workers: int, max_staleness: int
-) -> list[Planned]:
-    """First in, first out, by a fleet that is never idle and begins in time for the slowest batch."""
-    free, plan, late = [0.0] * workers, [], 0.0
-    for n, batch in enumerate(batches):
-        for one in batch:
-            worker = min(range(workers), key=free.__getitem__)
-            plan.append(Planned(free[worker] + GAP, n, one.job))
-            free[worker] += one.time + 2 * GAP
-            late = max(late, free[worker] - n)
-    return [replace(one, start=one.start - late) for one in plan]
-
-
-def test_a_schedule_without_foresight_is_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staleness_floor, "schedule", in_order)
-    worse = clairvoyant(PAIR, steps=40, seed=1)
-    assert worse.figures.idle_s < 0.001
-    assert worse.figures.mean_staleness > worse.least + 1
-
-
 def test_samples_begin_as_late_as_their_batch_and_their_workers_allow() -> None:
     arrivals = Arrivals(Fleet(workers=1, broadcast=0.25, generate=1.0), 3)
     assert arrivals.times[1:] == [1.25, 2.25, 3.25]
@@ -77,23 +54,3 @@ def test_samples_begin_as_late_as_their_batch_and_their_workers_allow() -> None:
         (1, 0.75, 2),
         (0, 1.5, 1),
     ]
-
-
-def test_one_version_at_a_time_arrives_with_a_period_of_the_broadcast() -> None:
-    arrivals = Arrivals(Fleet(workers=1, broadcast=3.0, generate=1.0, serial=True), 10)
-    assert list(zip(arrivals.times[1:], arrivals.versions[1:], strict=True)) == [
-        (4.0, 1),
-        (7.0, 4),
-        (10.0, 7),
-        (13.0, 10),
-    ]
-    assert [arrivals.staleness(batch, start) for batch, start in ((7, 6.9), (8, 7.1), (10, 7.1))] == [6, 4, 6]
-
-
-def test_a_sample_that_no_schedule_can_train_fresh_is_left_out() -> None:
-    lengths = Lengths(1.0, 1, group_size=1)
-    too_long = sum(0.3 * lengths.of(number, 0) > 1 for number in range(20 * 32))
-    assert too_long > 5
-    floor = clairvoyant(replace(PAIR, max_staleness=2, broadcast=1.0), steps=20, seed=1)
-    assert floor.left_out == pytest.approx(too_long / (20 * 32), rel=0.3)
-    assert max(floor.figures.generated) * 0.3 <= 1

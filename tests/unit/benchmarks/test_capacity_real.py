@@ -9,22 +9,13 @@ from typing import Any
 import pytest
 
 from benchmarks.capacity_real import (
-    AT_ONCE,
-    BITS,
-    GROUP_SIZE,
-    GROUPS,
-    HANDLING_S,
-    SAMPLERS,
-    TRAIN_STEP_S,
     Pace,
     Point,
     found_of,
     line,
     measured_of,
-    pace_of,
     summary,
 )
-from swarm.pay.fleet import mean_longest
 
 
 def rows(count: int, *, period_s: float, idle_share: float) -> list[dict[str, Any]]:
@@ -36,15 +27,6 @@ def said(*rates: float, install_s: float = 0.8) -> dict[str, Any]:
     same = {"samples_at_once": 8, "lockstep": True, "install_s": install_s}
     nodes = {f"n{number}": {"rollouts_per_s": rate, **same} for number, rate in enumerate(rates)}
     return {"train_step_s": 9.9, "lengths": [10.0], "by_node": nodes}
-
-
-def test_a_pace_brings_the_rate_and_the_broadcast_that_are_wanted() -> None:
-    pace = pace_of(Point(max_staleness=1, broadcast_steps=0.8, ratio=0.7), 500_000)
-    assert pace.unit == "R/T", "at S = 1 no rate is enough for this broadcast"
-    batch_s = mean_longest(range(1, 33), AT_ONCE) / pace.tokens_per_s
-    assert SAMPLERS * AT_ONCE / batch_s == pytest.approx(0.7 * GROUPS * GROUP_SIZE / TRAIN_STEP_S)
-    assert pace.max_upload_mbit is not None
-    assert 500_000 * BITS / pace.max_upload_mbit == pytest.approx(0.8 * TRAIN_STEP_S - HANDLING_S)
 
 
 def test_the_idle_share_is_of_all_the_time_and_inputs_are_medians() -> None:

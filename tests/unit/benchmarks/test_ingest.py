@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.ingest import cores, measure, percentile
+from benchmarks.ingest import cores, measure
 from benchmarks.ingest_nodes import Plan
-
-
-def test_a_percentile_is_a_value_that_was_observed() -> None:
-    assert (percentile([1.0, 2.0], 0.5), percentile([1.0, 2.0, 3.0], 0.5)) == (1.0, 2.0)
-    assert percentile([float(i) for i in range(1, 101)], 0.99) == 99.0
 
 
 @pytest.mark.slow

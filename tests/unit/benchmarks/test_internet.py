@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import time
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from benchmarks.internet import WARM_UP_STEPS, figures
-from benchmarks.links import PACKET_BYTES, DelayingProxy, SendingWindow
+from benchmarks.links import PACKET_BYTES, SendingWindow
 
 
 def write(file: Path, lines: list[dict[str, Any]]) -> None:
@@ -34,21 +32,6 @@ def test_the_first_steps_are_left_out_and_a_tail_is_shown(tmp_path: Path) -> Non
     times = {"first_step_after_s": 10.0, "step_s": 4.0, "version_s": [4.0, 9.0]}
     shares = {"idle_share": 0.167, "staleness": 2.0, "version_bytes": 20, "held_out": {0: 0.0, 5: 0.5}}
     assert figures(tmp_path, 6) == {"steps": WARM_UP_STEPS + 3, "killed_at": 6, **times, **shares}
-
-
-async def test_the_line_delays_both_ways() -> None:
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(await reader.readexactly(2))
-
-    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
-        proxy = DelayingProxy(server.sockets[0].getsockname(), 0.02)
-        async with await asyncio.start_server(proxy._connected, "127.0.0.1", 0) as listening:
-            began = time.monotonic()
-            reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
-            writer.write(b"hi")
-            assert await reader.readexactly(2) == b"hi"
-            assert time.monotonic() - began >= 0.08, "with a round trip for the handshake"
-            writer.close()
 
 
 def test_a_lossy_line_is_as_fast_as_tcp_is_over_it() -> None:

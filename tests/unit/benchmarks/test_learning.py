@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 from benchmarks import learning
 from benchmarks.learning import Case, OneProcess, figures_of, plot, row
-from benchmarks.learning_swarm import Run, RunFailed, Step, nodes_in
+from benchmarks.learning_swarm import Run, Step
 from swarm.models.device import as_streamed
 from swarm.settings import LeadConfig
 from swarm.types import VersionId
@@ -66,36 +65,6 @@ def test_every_batch_is_drawn_by_the_version_that_is_exactly_as_old_as_the_bound
     assert ages == [0, 1, 2, 2]
     assert 0 <= process.accuracy() <= 1
     assert torch.equal(held(), versions[-1])
-
-
-def test_a_process_that_fails_is_reported_and_none_outlives_an_interrupt(tmp_path: Path) -> None:
-    started = list[subprocess.Popen[bytes]]()
-
-    def interrupted() -> None:
-        with nodes_in(tmp_path) as nodes:
-            state = ("--state-dir", str(tmp_path / "relay"))
-            started.append(nodes.start("relay", "join", "--role", "relay", "--bootstrap", "127.0.0.1:1", *state))
-            nodes.start("learner", "lead", "--steps", "0", "--run-dir", str(tmp_path / "run")).wait()
-            with pytest.raises(RunFailed, match=r"learner ended with status 2.*--steps 0"):
-                nodes.check()
-            assert started[0].poll() is None
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert started[0].returncode is not None
-
-
-def test_a_swarm_has_each_freshness_and_each_rank_trains_at_its_own_rate() -> None:
-    options = learning.parse(["--staleness", "0,4", "--model", "tiny-warm", "--task", "sort", "--adapters", "0,8"])
-    found = learning.cases(options)
-    assert [case[:4] for case in found if not case.adapter] == [
-        *(("forced", bound, "grpo", "off") for bound in (0, 4)),
-        ("swarm", 0, "grpo", "adaptive"),
-        *(("swarm", 4, "grpo", fresh) for fresh in ("adaptive", "off")),
-    ]
-    configs = [learning.config_of(case, options, 1) for case in found[:2]]
-    assert [(one.adapter, one.resolved_learning_rate) for one in configs] == [(None, 3e-4), (8, 3e-3)]
 
 
 def test_a_short_run_gives_a_row(capsys: pytest.CaptureFixture[str]) -> None:

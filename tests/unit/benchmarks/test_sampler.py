@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.sampler import (
     FLOAT32_ERROR,
-    GROUP,
     PLACES,
     SHORT_TOKENS,
     Contexts,
@@ -21,7 +20,7 @@ from benchmarks.sampler import (
     swap_times,
     throughput,
 )
-from benchmarks.sampler_models import Size, Versions, parameters_of, random_model, step
+from benchmarks.sampler_models import Size, parameters_of, random_model
 
 QUICK = Load(parameters=3e5, context_tokens=64, places=4, samples=8, prompt_tokens=8, most_tokens=8)
 
@@ -30,26 +29,6 @@ QUICK = Load(parameters=3e5, context_tokens=64, places=4, samples=8, prompt_toke
 def test_models_of_all_sizes_are_near_their_size(parameters: float) -> None:
     size = Size(parameters=parameters, vocab_size=151_936 if parameters > 5e8 else 1024)
     assert parameters_of(random_model(size, device="meta")) == pytest.approx(parameters, rel=0.1)
-
-
-def test_a_step_is_a_new_version_of_which_little_is_sent(tmp_path: Path) -> None:
-    versions = Versions.of(random_model(Size(parameters=3e5)), tmp_path)
-    first = versions.publish()
-    step(versions.model, 1e-6, 2)
-    second = versions.publish()
-    assert second.version > first.version
-    assert second.tensor_sums != first.tensor_sums
-    assert 0 < versions.sent_share < 0.05
-    versions.close()
-
-
-def test_both_sides_draw_the_same_and_only_single_samples_differ_in_length() -> None:
-    load = Load(vocab_size=50, samples=40, prompt_tokens=5, most_tokens=16)
-    together, apart = load.jobs(lockstep=True, seed=1), load.jobs(lockstep=False, seed=1)
-    assert {job.rules.max_new_tokens for job in together} == {16}
-    lengths = {job.rules.max_new_tokens for job in apart}
-    assert (min(lengths) >= 8, max(lengths) <= 16, len(lengths) > 4) == (True, True, True)
-    assert all(len({job.prompt_token_ids for job in apart[at : at + GROUP]}) == 1 for at in range(0, 40, GROUP))
 
 
 def test_a_swap_loses_the_pause_and_the_prefill_that_follows_it() -> None:
