@@ -511,6 +511,15 @@ async def test_a_run_whose_money_is_spent_keeps_what_it_has_and_asks_nobody_for_
         await loop.set("max_cost", 9.0)
 
 
+async def test_a_run_that_waits_for_a_batch_ends_when_its_money_is_spent(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, step=3, steps=200)
+    running = asyncio.create_task(loop.steps.run())
+    await loop.rollouts.asked.wait()
+    loop.spent.set()
+    await asyncio.wait_for(running, 5)
+    assert await asyncio.wait_for(loop.steps.finish(), 5)
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_the_last_evaluation_is_not_waited_for_once_the_money_is_spent(tmp_path: Path, when: str) -> None:
     loop = Loop(tmp_path, step=3, steps=3)

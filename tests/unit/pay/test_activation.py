@@ -84,7 +84,7 @@ def test_while_nothing_is_known_everybody_is_active_within_the_budget() -> None:
     assert run.step() == []
 
 
-@pytest.mark.parametrize(("budget", "new"), [(None, 4), (2.6, 1)])
+@pytest.mark.parametrize(("budget", "new"), [(None, 4), (2.6, 2)])
 def test_lost_samplers_are_replaced_in_the_same_decision_within_the_budget(budget: float | None, new: int) -> None:
     run = settled([*cards(10, 0.3, 0.2), *cards(20, 0.3, 0.3, "dear")], Rules(budget_per_hour=budget))
     lost = sorted(run.active)[:4]
