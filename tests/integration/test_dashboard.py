@@ -196,7 +196,7 @@ async def test_a_reader_that_comes_back_is_told_what_it_missed_and_nothing_twice
 async def test_a_reader_that_was_away_for_too_long_gets_everything_again(
     led: Led, browser: aiohttp.ClientSession, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "Feed", partial(PageFeed, kept=2))
+    monkeypatch.setattr(server, "PageFeed", partial(PageFeed, kept=2))
     url = await serve()
     stays, leaves = await opened(browser, url), await opened(browser, url)
     await stays.next()
