@@ -62,7 +62,7 @@ def test_it_says_what_it_was_and_what_to_do_next(learned: dict[str, Any]) -> Non
     said = learned["said"].splitlines()
     assert any(line.startswith("It learned") for line in said)
     named = [line.strip().split()[1] for line in said if line.startswith("  echo-node ")]
-    assert named == ["report", "verify", "export", "lead"]
+    assert named == ["dashboard", "verify", "export", "lead"]
     run_dir = Path(learned["run_dir"])
     assert (learned["seed"], json.loads((run_dir / "config.json").read_text())["seed"]) == (1, 1)
     assert sorted(path.name for path in run_dir.parent.iterdir()) == ["run"]

@@ -30,7 +30,7 @@ def test_a_choice_costs_at_most_two_percent_more_than_the_best(seed: int, count:
     check_choice(seed, count, share)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_so_it_does_of_fourteen() -> None:
     check_choice(seed=1, count=14, share=0.6)
 
