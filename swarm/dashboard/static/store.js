@@ -10,7 +10,7 @@ const MARKED = new Set([
   "checkpoint", "sampler_joined", "sampler_left", "sampler_silent", "trainer_restarted", "prepared", "set", "alarm",
   "diverged",
 ]);
-const NO_FIGURES = new Set(["step", "time", "kind", "version", "newest_version", "prompts", "samples", "unaudited"]);
+const NO_FIGURES = new Set(["step", "time", "kind", "version", "newest_version", "prompts", "samples", "unaudited", "byte"]);
 
 const numeric = (value) => typeof value === "number" && Number.isFinite(value);
 
