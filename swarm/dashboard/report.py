@@ -13,6 +13,7 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,12 @@ def report_of(
     files.look(is_last=True)
     found = files.figures
     at = now if status is not None else found.ended or found.began or now
-    shown = digest(status or found.summary or last_status(found), found, now=at, live=status is not None)
+    # A report may be passed on: how to join and the addresses of other people's nodes are not in it.
+    known = {**(status or found.summary or last_status(found)), "join": "", "publics": [], "leaves": []}
+    shown = encode(digest(known, found, now=at, live=status is not None))
     rollouts = _rollouts(run_dir, readers)
     kept = {
-        # A report may be passed on: how to join, and where the swarm is, is not in it.
-        "snapshot": msgspec.Raw(
-            snapshot_of(files, encode({**shown, "join": ""}), found.events, name=run_dir.absolute().name)
-        ),
+        "snapshot": msgspec.Raw(snapshot_of(files, shown, found.events, name=run_dir.absolute().name)),
         "written": now,
         "answers": {
             "api/timeline": _timeline(run_dir),
@@ -73,20 +73,15 @@ def _timeline(run_dir: Path) -> dict[str, Any]:
 
 def _rollouts(run_dir: Path, readers: Callable[[], Read]) -> dict[str, Any]:
     """Groups from the last step that is kept, the middle one and the first, as the page asks for them."""
-    groups: list[Any] = []
-    faults: list[str] = []
     try:
         if not (steps := sampled_steps(run_dir)):
-            faults.append("the run has recorded no rollouts, or keeps none of them any more")
-        read = readers() if steps else None
-        for step in reversed(steps):
-            assert read is not None
-            found = read_groups(run_dir, read, before=int(SOON), count=GROUPS_OF_A_STEP, step=step, chars=TEXT_CHARS)
-            groups += found["groups"]
-            faults.append(found["fault"])
+            raise UserError("the run has recorded no rollouts, or keeps none of them any more")
+        ask = partial(read_groups, run_dir, readers(), before=int(SOON), count=GROUPS_OF_A_STEP, chars=TEXT_CHARS)
+        found = [ask(step=step) for step in reversed(steps)]
     except (Damaged, UserError, OSError, ImportError) as fault:
-        faults.append(str(fault))
-    return {"groups": groups, "next": None, "fault": "; ".join(dict.fromkeys(filter(None, faults)))}
+        return {"groups": [], "next": None, "fault": str(fault)}
+    faults = dict.fromkeys(one["fault"] for one in found if one["fault"])
+    return {"groups": [group for one in found for group in one["groups"]], "next": None, "fault": "; ".join(faults)}
 
 
 def _page(kept: str) -> str:

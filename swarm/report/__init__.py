@@ -1,1 +1,1 @@
-"""What a run directory tells afterwards, or meanwhile: its figures as one HTML page, its model's card. Only reads."""
+"""What a status and a run directory say, for people: words and figures, the terminal, pictures, the model's card."""

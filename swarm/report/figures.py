@@ -102,7 +102,6 @@ class Figures:
     ran_on: Line = field(default_factory=dict)  # The newest event `prepared`
     columns: dict[str, Column] = field(default_factory=dict)
     evaluated: dict[str, Column] = field(default_factory=dict)  # Figures of held-out prompts, by policy version
-    unaudited: bool = False  # Whether answers of the last of them could not be drawn again
     bounds: list[tuple[int, int]] = field(default_factory=list)  # (first step, S)
     times: Column = field(default_factory=Column)  # When each step ended, unix seconds
     marked: dict[str, deque[tuple[float, str]]] = field(default_factory=dict)  # By kind of event
@@ -255,7 +254,6 @@ def _add_bound(found: Figures, step: int, event: Mapping[str, Any]) -> None:
 
 def _add_evaluation(found: Figures, event: Mapping[str, Any]) -> None:
     version = _number(event.get("version"))
-    found.unaudited = bool(event.get("unaudited"))
     for name, value in event.items():
         number = _number(value)
         if version is None or number is None or name == "time" or name in NO_FIGURES:

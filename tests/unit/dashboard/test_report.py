@@ -125,8 +125,9 @@ def test_a_run_without_any_step_has_a_report(tmp_path: Path) -> None:
     assert "never came to its first step" in kept_in(run_dir, no_readers)["answers"]["api/rollouts"]["fault"]
 
 
-def test_a_report_of_a_run_that_is_led_says_what_its_node_says_but_not_how_to_join(recorded: Path) -> None:
-    status = {"state": "running", "role": "learner", "node": "ab" * 16, "join": "echo-node join 10.0.0.1:7700"}
+def test_a_report_of_a_run_that_is_led_says_what_its_node_says_but_not_where_anybody_is(recorded: Path) -> None:
+    public = {"node": "cd" * 16, "role": "relay", "state": "alive", "address": "http://10.0.0.1:7701"}
+    status = {"state": "running", "node": "ab" * 16, "join": "echo-node join 10.0.0.1:7700", "publics": [public]}
     snapshot = kept_in(recorded, status=status)["snapshot"]
     assert snapshot["digest"]["state"] == "running"
     assert "10.0.0.1" not in json.dumps(snapshot)
