@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -32,6 +34,24 @@ def test_many_updates_move_nothing(hostile: Led, opened: Opened, size: tuple[int
     is_up(watched.page)
     takes_steps_on(watched.page, 60)
     assert watched.shifted() < MAX_SHIFT
+
+
+def test_it_says_who_sends_to_whom(hostile: Led, opened: Opened) -> None:
+    page = opened(hostile.page.url).page
+    is_up(page)
+    expect(page.locator("#link-table tbody tr").first).to_contain_text("<img src=x onerror=hacked=1>")
+    expect(page.locator("#links-said")).to_contain_text(re.compile("^1 link, .*/s in all$"))
+
+
+def test_where_an_event_stands_in_its_file_is_no_figure(hostile: Led, opened: Opened) -> None:
+    page = opened(hostile.page.url).page
+    names = """async () => {
+        const { Store } = await import("/static/store.js");
+        const store = new Store();
+        store.apply("events", [{ kind: "evaluated", version: 1, byte: 4067, exact_match: 0.5 }]);
+        return [...store.evaluated.keys()];
+    }"""
+    assert page.evaluate(names) == ["exact_match"]
 
 
 def test_what_strangers_write_stays_text(hostile: Led, opened: Opened) -> None:
