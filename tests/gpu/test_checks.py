@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.gpu_check import CHECKS, DRY_FACTOR, Check, run
 
-IN_A_SUBMISSION = frozenset({"mfu-0.6b", "rank", "transformers"})
+IN_A_SUBMISSION = frozenset({"mfu-0.6b"})
 """On a CPU the others run what these do, or what the rings vllm and integration do."""
 
 

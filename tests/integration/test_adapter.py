@@ -13,7 +13,7 @@ from swarm.broadcast.version.manifest import read_layout, trained_spans
 from tests.integration.processes import command
 from tests.integration.test_demo import right_answers
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

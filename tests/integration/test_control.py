@@ -38,7 +38,7 @@ def slow(swarm: Swarm, learner: Learner, *arguments: str, name: str) -> Node:
     return node
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_paused_node_gives_its_samples_to_others_and_passes_weights_on_until_it_resumes(swarm: Swarm) -> None:
     learner = swarm.lead(*ENDLESS)
     held = slow(swarm, learner, name="held")

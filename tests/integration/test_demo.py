@@ -170,9 +170,9 @@ def test_importing_the_command_line_loads_no_numeric_library() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "trained", [pytest.param((), id="all", marks=pytest.mark.long), pytest.param(("--adapter", "8"), id="adapter")]
+    "trained", [pytest.param((), id="all"), pytest.param(("--adapter", "8"), id="adapter")]
 )
 def test_a_sampler_with_mlx_draws_for_a_learner(trained: tuple[str, ...], tmp_path: Path) -> None:
     arguments = (*trained, "--engine", "mlx", "--samplers", "1", "--steps", "4", "--run-dir", str(tmp_path / "run"))

@@ -148,6 +148,7 @@ def test_a_control_with_random_rewards_has_one_of_them_an_episode(swarm: Swarm) 
     assert all(0 <= one["reward"] <= 1 for one in episodes)
 
 
+@pytest.mark.long
 def test_a_taskset_of_verifiers_is_trained_on_through_the_endpoint(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

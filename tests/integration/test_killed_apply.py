@@ -80,7 +80,7 @@ def killed(child: subprocess.Popen[str]) -> bool:
     return child.returncode == -9
 
 
-@pytest.mark.parametrize("in_memory", [False, True], ids=["disk", "memory"])
+@pytest.mark.parametrize("in_memory", [pytest.param(False, id="disk", marks=pytest.mark.long), pytest.param(True, id="memory")])
 def test_an_apply_that_is_killed_anywhere_is_finished_at_the_next_start(tmp_path: Path, in_memory: bool) -> None:
     receiver, draw = Receiver(tmp_path, in_memory=in_memory), random.Random(1)
     began = time.monotonic()

@@ -88,6 +88,7 @@ def test_an_owner_changes_limits_while_the_node_runs_and_they_outlive_it(swarm: 
     assert (shown["threads"], shown["max-upload"], shown["hours"]) == ("2", "3", "as join was given it")
 
 
+@pytest.mark.long
 def test_weights_that_may_not_take_so_much_of_the_disk_are_not_fetched(swarm: Swarm, tmp_path: Path) -> None:
     learner = swarm.lead(*ENDLESS)
     state = tmp_path / "identity"
@@ -135,6 +136,7 @@ def set_clock(clock: Path, off_s: int) -> None:
     clock.with_suffix(".new").replace(clock)
 
 
+@pytest.mark.long
 def test_a_clock_that_is_set_is_told_and_hours_go_by_it(
     swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,7 +125,7 @@ def _is_one_run(learner: Learner, steps: int) -> None:
 # -- what is kept for the audit ------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rollouts_of_all_versions_within_the_bound_are_audited_after_a_restart_too(swarm: Swarm) -> None:
     """With S = 8 a batch after the restart holds rollouts of versions before it, whose weights nobody else keeps."""
     swarm.lead_with(audit_share=1.0, freshness="off")
@@ -162,7 +162,7 @@ def _wait_a_moment(random: Random, learner: Learner) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kills", [2, pytest.param(7, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [2, 7])
 def test_a_learner_killed_again_and_again_leads_its_run_to_the_end(swarm: Swarm, kills: int) -> None:
     """At first between the arrival of rollouts and their commit, then `kills` times at random, then twice more."""
     random = Random(SEED)
@@ -296,9 +296,9 @@ def test_what_is_no_run_is_not_resumed(tmp_path: Path) -> None:
     assert "is not a run directory" in _refused("lead", "--resume", str(tmp_path / "nowhere"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "trained", [pytest.param((), id="all"), pytest.param(("--adapter", "4"), id="adapter", marks=pytest.mark.long)]
+    "trained", [pytest.param((), id="all"), pytest.param(("--adapter", "4"), id="adapter")]
 )
 def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swarm, trained: tuple[str, ...]) -> None:
     """With a real model at the sampler, whose weights have to be those that the learner goes on with."""
@@ -319,7 +319,7 @@ def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swa
     assert max(line["staleness/max"] for line in _lines(again, "metrics.jsonl")) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_groups_that_were_replaced_are_on_record_and_a_new_life_goes_on(swarm: Swarm) -> None:
     """Of two answers without a model many have the same reward."""
     swarm.lead_with(dynamic_sampling=True, group_size=2, groups_per_step=8)

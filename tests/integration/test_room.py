@@ -24,7 +24,7 @@ def model(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_does_not_fit_is_refused_in_one_line_before_weights_are_fetched(tmp_path: Path, model: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         learner = swarm.lead("--model", str(model), "--task", "copy", "--port", "0")

@@ -95,7 +95,7 @@ async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypa
     assert len({good[1][0], bad[1][0]}) == 2 or good[1][1] != bad[1][1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_taskset_that_is_not_there_ends_the_learner_before_anybody_joins(tmp_path: Path) -> None:
     pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
     place = ("--host", "127.0.0.1", "--port", "0", "--run-dir", str(tmp_path / "run"))

@@ -197,6 +197,7 @@ def test_nothing_is_said_in_plain_text_to_a_machine_that_does_not_encrypt(
     assert not volunteer.says("found swarm")
 
 
+@pytest.mark.long
 def test_join_says_within_five_seconds_what_is_wrong_and_goes_on_trying(
     network: Hosts, volunteers: Volunteers, tmp_path: Path
 ) -> None:
@@ -230,6 +231,7 @@ def _in_order(node: Node, *words: str) -> None:
     assert at == sorted(at), node.output()
 
 
+@pytest.mark.long
 def test_a_relay_tells_newcomers_what_the_run_is_about_and_that_a_router_does_no_harm(
     network: Hosts, volunteers: Volunteers, tmp_path: Path
 ) -> None:
@@ -258,6 +260,7 @@ def _word(node: Node, words: str) -> Node:
     return node
 
 
+@pytest.mark.long
 def test_a_machine_without_a_network_has_a_swarm_of_its_own(
     network: Hosts, volunteers: Volunteers, tmp_path: Path
 ) -> None:

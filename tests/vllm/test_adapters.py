@@ -175,6 +175,7 @@ async def test_a_version_beside_another_base_is_refused_before_it_is_loaded(life
     assert done == NotInstalled("engine", "this version stands beside other frozen weights")
 
 
+@pytest.mark.long
 async def test_an_engine_that_draws_without_the_adapter_is_noticed_when_that_does_something(tmp_path: Path) -> None:
     """The probe of version 0 is right, since B is zero, and the worker holds the right bits."""
     first, second = staged_adapters(tmp_path, 2)

@@ -38,7 +38,8 @@ async def check_draws(engine: VllmEngine, staged: Staged, version: int) -> None:
     check_logprobs(asked, sampled, {v(version): staged})
 
 
-@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("tied", [True, False])
 async def test_an_engine_takes_the_words_that_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
 ) -> None:

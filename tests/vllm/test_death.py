@@ -49,6 +49,7 @@ async def ended(processes: list[psutil.Process]) -> None:
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
+@pytest.mark.long
 async def test_a_core_that_is_killed_in_a_generation_ends_the_call_and_no_engine_process_outlives_its_node_s(
     tmp_path: Path,
 ) -> None:

@@ -44,13 +44,14 @@ async def summed(engine: VllmEngine, staged: Staged) -> set[str]:
     return set.intersection(*(set(msgspec.json.decode(answer)) for answer in answers))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "tied"),
     [
         ("qwen3", False),
-        pytest.param("padded moe", False, marks=pytest.mark.long),
-        pytest.param("llama", True, marks=pytest.mark.long),
-        pytest.param("llama", False, marks=pytest.mark.long),
+        ("padded moe", False),
+        ("llama", True),
+        ("llama", False),
     ],
 )
 async def test_after_each_of_several_swaps_log_probs_are_the_new_weights(tmp_path: Path, kind: str, tied: bool) -> None:
@@ -92,6 +93,7 @@ def test_a_loader_is_given_what_a_checkpoint_holds_as_views_of_the_map(tmp_path:
     assert len({tensor.untyped_storage().data_ptr() for tensor in given.values()}) == 1
 
 
+@pytest.mark.long
 async def test_experts_are_taken_and_proven_by_sums(tmp_path: Path) -> None:
     """A worker's experts are packed on CPUs, which changes only the order of their numbers."""
     pair = staged_pair(tmp_path, "qwen3 moe")

@@ -113,7 +113,7 @@ def test_the_budget_is_kept_and_what_is_missing_is_said(activate: str) -> None:
 
 
 def test_within_the_budget_the_learner_is_idle_as_little_as_possible() -> None:
-    fleet = random_fleet(11, Random(5))
+    fleet = random_fleet(9, Random(5))
     rules = Rules(budget_per_hour=1.0)
     found = choose(fleet, rules)
     assert found.cost_per_hour <= 1.0
