@@ -1,7 +1,7 @@
 """How long a version takes to reach each peer of a fleet: the broadcast's own plan, with bytes that flow like water.
 
-Theory of operation. In a mesh and in a star, every peer that lacks something is served equally, up to its own downlink:
-rates fill to one level, which rises whenever a peer is done. A mesh is bound by the sum of all uplinks, by the
+Theory of operation. In a mesh every peer that lacks something is served equally, up to its own downlink: rates fill to
+one level, which rises whenever a peer is done. It is bound by the sum of all uplinks, by the
 learner's uplink while chunks are still dealt, and by what publics and the learner send to leaves (two leaves are never
 linked). Everybody waits for the slowest downlink, unless it is so slow that relays set it aside. In trees each link has
 its own rate: the least of the rate at which its parent receives that stripe, its share of the parent's uplink over all
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
 
-from swarm.broadcast.forest.planner import PeerProfile, Scheme, Tree, VersionPlan, children_of, plan_of, slots_of
+from swarm.broadcast.forest.planner import PeerProfile, Tree, VersionPlan, children_of, plan_of, slots_of
 from swarm.pay.fleet import Disseminate, Dissemination, Worker
 from swarm.types import NodeId
 
@@ -115,8 +115,6 @@ def flow_of(plan: VersionPlan, *, encoded_bytes: float, downlinks: Mapping[NodeI
     caps = {node: downlinks.get(node) or math.inf for node in plan.peers}
     if plan.scheme == "mesh":
         return _mesh(plan, encoded_bytes * wire, chunk * wire, caps)
-    if plan.scheme == "star":
-        return _star(plan, encoded_bytes * wire, caps)
     return _trees(plan, encoded_bytes * wire, chunk * wire, caps)
 
 
@@ -131,7 +129,7 @@ def level_of(caps: Iterable[float], capacity: float) -> float:
     return math.inf
 
 
-# -- mesh and star -------------------------------------------------------------------------------------------------
+# -- mesh ----------------------------------------------------------------------------------------------------------
 
 
 def _mesh(plan: VersionPlan, nbytes: float, chunk: float, caps: dict[NodeId, float]) -> Flow:
@@ -174,14 +172,6 @@ def _dealt(
         kept_leaves = sum(node in leaves for node in kept)
         bound = min(bound, (publics + bound) / kept_leaves) if kept_leaves > 1 else bound
     return min(bound, *(caps[node] for node in kept))
-
-
-def _star(plan: VersionPlan, nbytes: float, caps: dict[NodeId, float]) -> Flow:
-    uplink = plan.learner.uplink_bytes_per_s
-    arrival_s = _filled(nbytes, caps, lambda waiting: level_of((caps[node] for node in waiting), uplink))
-    up_bytes = dict.fromkeys(plan.peers, 0.0)
-    up_bytes[plan.learner.node] = nbytes * len(plan.peers)
-    return Flow(arrival_s=arrival_s, up_bytes=up_bytes, down_bytes=nbytes)
 
 
 def _filled(
@@ -274,11 +264,9 @@ MAX_SETS = 64
 """Sets whose plans are cached: a search asks for the same few again and again. A thousand workers take a megabyte."""
 
 
-def disseminate_by(
-    *, learner_uplink_bytes_per_s: float, encoded_bytes: float, apply_s: float, scheme: Scheme | None = None
-) -> Disseminate:
-    """Return a planner for versions of `encoded_bytes`, applied `apply_s` after their last byte. Without a `scheme` the
-    planner chooses. An unknown uplink counts as the median of the others, an unknown downlink as infinite."""
+def disseminate_by(*, learner_uplink_bytes_per_s: float, encoded_bytes: float, apply_s: float) -> Disseminate:
+    """Return a planner for versions of `encoded_bytes`, applied `apply_s` after their last byte. An unknown uplink
+    counts as the median of the others, an unknown downlink as infinite."""
     learner = PeerProfile(node=LEARNER, public=True, uplink_bytes_per_s=learner_uplink_bytes_per_s)
 
     @lru_cache(maxsize=MAX_SETS)
@@ -287,7 +275,7 @@ def disseminate_by(
             PeerProfile(node=NodeId(one.name), public=one.public, uplink_bytes_per_s=one.uplink_bytes_per_s)
             for one in workers
         ]
-        plan = plan_of(learner, profiles, encoded_bytes=max(1, round(encoded_bytes)), scheme=scheme)
+        plan = plan_of(learner, profiles, encoded_bytes=max(1, round(encoded_bytes)))
         flow = flow_of(
             plan,
             encoded_bytes=encoded_bytes,

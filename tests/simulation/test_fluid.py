@@ -84,12 +84,6 @@ def test_one_so_slow_that_it_is_set_aside_keeps_nobody_waiting() -> None:
     assert max(middle, worst, last) <= 0.10
 
 
-@pytest.mark.parametrize("kind", ["alike", "downlinks"])
-def test_a_star_takes_what_the_fluid_says(kind: str) -> None:
-    middle, worst, last = errors_of(hosts_of(kind, 12, 0.5), "star")
-    assert max(middle, worst, last) <= 0.05
-
-
 def test_latency_that_the_fluid_leaves_out_costs_little() -> None:
     middle, _, last = errors_of(hosts_of("uplinks", 24, 0.5), "mesh", latency_s=0.05)
     assert middle <= 0.15

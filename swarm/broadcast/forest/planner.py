@@ -197,7 +197,7 @@ def _take(waiting: deque[NodeId], degrees: dict[NodeId, int], fed: set[NodeId]) 
     return waiting.popleft()
 
 
-Scheme = Literal["mesh", "forest", "star"]
+Scheme = Literal["mesh", "forest"]
 
 MESH_PEERS = 32  # In a larger mesh a chunk takes its forwarder too long, and there are over a thousand connections
 
@@ -272,17 +272,12 @@ def plan_of(
     """Plan a version of `encoded_bytes`. With `scheme` None the number of peers decides between mesh and forest."""
     learner, *peers = _with_uplinks([learner, *peers])
     scheme = scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
-    trees: tuple[Tree, ...] = ()
-    if scheme == "forest":
-        trees = forest_of(learner, peers, STRIPES)
-    elif scheme == "star":
-        trees = ({peer.node: learner.node for peer in peers},)
     return VersionPlan(
         scheme=scheme,
         chunk_bytes=_chunk_bytes(scheme, peers, encoded_bytes),
         learner=learner,
         peers={peer.node: peer for peer in peers},
-        trees=trees,
+        trees=forest_of(learner, peers, STRIPES) if scheme == "forest" else (),
     )
 
 
@@ -299,10 +294,8 @@ def _chunk_bytes(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: in
     if scheme == "mesh" and peers:
         uplink = median(peer.uplink_bytes_per_s for peer in peers)
         wish = CHUNK_HOLD_S * uplink / max(1, len(peers) - 1)
-    elif scheme == "forest":
-        wish = FILL_SHARE * encoded_bytes / (DEPTH * STRIPES)
     else:
-        wish = FILL_SHARE * encoded_bytes / max(1, len(peers))
+        wish = FILL_SHARE * encoded_bytes / (DEPTH * STRIPES)
     chunk_bytes = MIN_CHUNK_BYTES
     while 2 * chunk_bytes <= min(wish, PLANNED_CHUNK_BYTES):
         chunk_bytes *= 2

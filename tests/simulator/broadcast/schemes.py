@@ -1,15 +1,16 @@
-"""Plans by name: what the planner offers, and chain and binary tree, which others use and ours are measured against."""
+"""Plans by name: what the planner offers, and chain, binary tree and star, which ours are measured against."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from swarm.broadcast.forest.planner import PeerProfile, PlanOf, Tree, VersionPlan, plan_of, slots_of
 from swarm.types import NodeId
 
-ARITIES = {"chain": 1, "tree": 2}
-SCHEMES = ("mesh", "forest", *ARITIES, "star")
+ARITIES = {"chain": 1, "tree": 2, "star": None}
+SCHEMES = ("mesh", "forest", *ARITIES)
 
 
 def planner_named(scheme: str | None) -> PlanOf:
@@ -21,12 +22,11 @@ def planner_named(scheme: str | None) -> PlanOf:
 
 
 def _narrow_plan(scheme: str, learner: PeerProfile, peers: Sequence[PeerProfile], encoded_bytes: int) -> VersionPlan:
-    """A star's plan, chunk size included, with another tree."""
-    star = plan_of(learner, peers, encoded_bytes, scheme="star")
-    tree = _narrow(learner.node, list(star.peers.values()), ARITIES[scheme])
-    return VersionPlan(
-        scheme=scheme, chunk_bytes=star.chunk_bytes, learner=star.learner, peers=star.peers, trees=(tree,)
-    )
+    """The plan of a forest, with another tree."""
+    forest = plan_of(learner, peers, encoded_bytes, scheme="forest")
+    everybody, arity = list(forest.peers.values()), ARITIES[scheme]
+    tree = _narrow(learner.node, everybody, arity) if arity else {peer.node: learner.node for peer in everybody}
+    return replace(forest, scheme=scheme, trees=(tree,))
 
 
 def _narrow(learner: NodeId, peers: Sequence[PeerProfile], arity: int) -> Tree:

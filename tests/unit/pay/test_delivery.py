@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from swarm.broadcast.forest.planner import PeerProfile, Scheme, plan_of
+from swarm.broadcast.forest.planner import PeerProfile, plan_of
 from swarm.pay.delivery import WIRE_BYTES, disseminate_by, flow_of, level_of
 from swarm.pay.fleet import Dissemination, Worker
 from swarm.types import NodeId
@@ -15,12 +15,8 @@ from swarm.types import NodeId
 MB = 1e6
 
 
-def spread_over(
-    workers: Sequence[Worker], scheme: Scheme | None, *, learner: float, nbytes: float, apply_s: float = 0.0
-) -> Dissemination:
-    return disseminate_by(scheme=scheme, learner_uplink_bytes_per_s=learner, encoded_bytes=nbytes, apply_s=apply_s)(
-        workers
-    )
+def spread_over(workers: Sequence[Worker], *, learner: float, nbytes: float, apply_s: float = 0.0) -> Dissemination:
+    return disseminate_by(learner_uplink_bytes_per_s=learner, encoded_bytes=nbytes, apply_s=apply_s)(workers)
 
 
 def worker(name: str, *, up: float, down: float, public: bool = True) -> Worker:
@@ -41,39 +37,31 @@ def test_water_is_filled_to_one_level(caps: list[float], capacity: float, level:
     assert level_of(caps, capacity) == level
 
 
-def test_a_star_shares_the_learners_uplink_and_gives_what_the_slow_leave_to_the_rest() -> None:
-    workers = [worker("slow", up=0.0, down=1 * MB), worker("quick", up=0.0, down=100 * MB)]
-    spread = spread_over(workers, "star", learner=10 * MB, nbytes=90 * MB, apply_s=2.0)
-    assert spread.install_s == pytest.approx((90 * WIRE_BYTES + 2, 10 * WIRE_BYTES + 2), rel=0.001)
-    assert spread.learner_up_bytes == pytest.approx(2 * 90 * MB * WIRE_BYTES, rel=0.001)
-    assert spread.up_bytes == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("scheme", ["mesh", "forest"])
-def test_alike_peers_receive_at_the_rate_of_all_uplinks_over_their_number(scheme: Scheme) -> None:
-    workers = [worker(f"peer-{n}", up=5 * MB, down=100 * MB) for n in range(20)]
-    spread = spread_over(workers, scheme, learner=20 * MB, nbytes=100 * MB)
-    bound_s = 20 * 100 * WIRE_BYTES / (20 + 20 * 5)
+@pytest.mark.parametrize("count", [pytest.param(20, id="mesh"), pytest.param(40, id="forest")])
+def test_alike_peers_receive_at_the_rate_of_all_uplinks_over_their_number(count: int) -> None:
+    workers = [worker(f"peer-{n}", up=5 * MB, down=100 * MB) for n in range(count)]
+    spread = spread_over(workers, learner=20 * MB, nbytes=100 * MB)
+    bound_s = count * 100 * WIRE_BYTES / (20 + count * 5)
     assert bound_s <= spread.broadcast_s <= 1.25 * bound_s
 
 
-@pytest.mark.parametrize("scheme", ["mesh", "forest", "star"])
-def test_all_that_is_received_is_sent_by_somebody(scheme: Scheme) -> None:
-    workers = [worker(f"peer-{n}", up=(1 + n) * MB, down=50 * MB, public=n % 3 > 0) for n in range(15)]
-    spread = spread_over(workers, scheme, learner=10 * MB, nbytes=40 * MB)
+@pytest.mark.parametrize("count", [pytest.param(15, id="mesh"), pytest.param(45, id="forest")])
+def test_all_that_is_received_is_sent_by_somebody(count: int) -> None:
+    workers = [worker(f"peer-{n}", up=(1 + n) * MB, down=50 * MB, public=n % 3 > 0) for n in range(count)]
+    spread = spread_over(workers, learner=10 * MB, nbytes=40 * MB)
     assert spread.learner_up_bytes + sum(spread.up_bytes) == pytest.approx(sum(spread.down_bytes))
     assert spread.learner_up_bytes >= spread.down_bytes[0] * 0.999
 
 
 def test_who_needs_no_version_costs_nothing() -> None:
-    spread = spread_over([], None, learner=1 * MB, nbytes=1 * MB, apply_s=1.0)
+    spread = spread_over([], learner=1 * MB, nbytes=1 * MB, apply_s=1.0)
     assert (spread.install_s, spread.learner_up_bytes, spread.broadcast_s) == ((), 0.0, 0.0)
 
 
 def test_an_unknown_uplink_is_the_median_and_an_unknown_downlink_no_limit() -> None:
     known = [worker(f"peer-{n}", up=5 * MB, down=100 * MB) for n in range(4)]
     one, other = (
-        spread_over([*known, last], None, learner=10 * MB, nbytes=100 * MB)
+        spread_over([*known, last], learner=10 * MB, nbytes=100 * MB)
         for last in (worker("last", up=5 * MB, down=100 * MB), worker("last", up=0.0, down=0.0))
     )
     assert one.install_s == other.install_s
