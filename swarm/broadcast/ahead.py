@@ -1,7 +1,7 @@
 """Decoding a version's regions while its other chunks are still on their way.
 
 A delta's regions are small, and many are whole long before the last chunk comes. A map in memory takes them then
-(store/memory_map.py), so that little is left to do once all of a version is here.
+(store/weight_map.py), so that little is left to do once all of a version is here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.store.memory_map import MemoryMap
 from swarm.broadcast.store.store import Held
 from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.version.manifest import encoded_spans
@@ -67,7 +66,7 @@ class DecodingAhead:
 
     def begin(self, held: Held) -> None:
         """Follow a version that is under way, or more of its segments, instead of older ones."""
-        if not isinstance(self.weights(), MemoryMap) or held.chunks.complete:
+        if (weights := self.weights()) is None or not weights.in_memory or held.chunks.complete:
             return
         if (coming := self._coming.get(held.version)) is None:
             self._coming = {held.version: Coming(held, WholeRegions(held))}
@@ -94,7 +93,7 @@ class DecodingAhead:
 
     async def _decode(self, coming: Coming) -> None:
         whole, weights = coming.regions.whole, self.weights()
-        while whole and coming.held.version in self._coming and isinstance(weights, MemoryMap):
+        while whole and coming.held.version in self._coming and weights is not None:
             taken, whole[:] = whole[:AT_ONCE], whole[AT_ONCE:]
             # While the map does not hold the base yet, `apply` will have to do it.
             await in_thread(weights.decode_ahead, coming.held, taken, self.pool)

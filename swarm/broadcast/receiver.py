@@ -27,7 +27,6 @@ from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.neighbours import Neighbours
 from swarm.broadcast.notes import MAX_MEMBERS, Complete, Courier, NoteKind, Roster, Routing
 from swarm.broadcast.store.base_model import BaseModel, begin_from_base
-from swarm.broadcast.store.memory_map import MemoryMap, open_in_memory
 from swarm.broadcast.store.store import BegunVersion, ChunkFile, HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.transfers import (
@@ -232,14 +231,12 @@ class Receiver:
     @property
     def is_proven(self) -> bool:
         """Return whether all of the map is known to be what was signed: a file on a disk may have changed since."""
-        return isinstance(self.weights, MemoryMap)
+        return self.weights is not None and self.weights.in_memory
 
     def changes_since(self, version: VersionId | None) -> Path | None:
         """Return a file that says which words of the map have changed since `version` (store/changes.py), or None if
         nobody knows. Call it, in a thread, within `steady`."""
-        if version is None or not isinstance(self.weights, MemoryMap):
-            return None
-        return self.weights.changes_since(version)
+        return self.weights.changes_since(version) if version is not None and self.weights is not None else None
 
     async def recheck(self) -> int:
         """Find regions of the map that differ from what was written, and fetch them again. Return their count."""
@@ -526,9 +523,8 @@ class Receiver:
         await self.may_fetch.wait()
 
     async def _open_weights(self, store: VersionStore, layout: Layout) -> WeightMap:
-        if (memory := await in_thread(self._place, layout.total_bytes)) is not None:
-            return await in_thread(open_in_memory, store, memory, self._pool)
-        return await in_thread(open_weights, store, self._pool)
+        memory = await in_thread(self._place, layout.total_bytes)
+        return await in_thread(open_weights, store, self._pool, memory)
 
     def _retire(self, newer: HeldVersion) -> None:
         """Leave the transfers that a newer version makes needless: complete ones except the last and, if the newer
@@ -599,7 +595,7 @@ class Receiver:
         while True:
             async with self._changed:
                 await self._changed.wait_for(self._copy_is_due)
-            assert isinstance(self.weights, MemoryMap)
+            assert self.weights is not None
             stop = threading.Event()
             async with self._filling:
                 copying = asyncio.create_task(in_thread(self.weights.copy_out, stop))
@@ -614,9 +610,7 @@ class Receiver:
             await self._prune()
 
     def _copy_is_due(self) -> bool:
-        if self.store is None or not isinstance(self.weights, MemoryMap):
-            return False
-        return self.weights.copy_is_due(self.store.versions())
+        return self.store is not None and self.weights is not None and self.weights.copy_is_due(self.store.versions())
 
     def _next_to_apply(self) -> HeldVersion | None:
         """Return the newest version that is here in full and that the map can become."""

@@ -13,9 +13,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from swarm.broadcast.store.memory_map import open_in_memory
 from swarm.broadcast.store.store import VersionStore
-from swarm.broadcast.store.weight_map import WeightMap, open_weights
+from swarm.broadcast.store.weight_map import open_weights
 from tests.builders import KEY
 
 THREADS = 2
@@ -35,12 +34,8 @@ def main(directory: Path, memory: Path | None, die_at: int | None) -> None:
     os.pwrite = counting  # type: ignore[assignment]
     print("ready", flush=True)
     with ThreadPoolExecutor(THREADS) as pool:
-        opened(VersionStore(directory, KEY.public_bytes), memory, pool)
+        open_weights(VersionStore(directory, KEY.public_bytes), pool, memory)
     print(written, flush=True)
-
-
-def opened(store: VersionStore, memory: Path | None, pool: ThreadPoolExecutor | None = None) -> WeightMap:
-    return open_in_memory(store, memory, pool) if memory is not None else open_weights(store, pool)
 
 
 if __name__ == "__main__":

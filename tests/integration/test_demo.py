@@ -171,9 +171,7 @@ def test_importing_the_command_line_loads_no_numeric_library() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "trained", [pytest.param((), id="all"), pytest.param(("--adapter", "8"), id="adapter")]
-)
+@pytest.mark.parametrize("trained", [pytest.param((), id="all"), pytest.param(("--adapter", "8"), id="adapter")])
 def test_a_sampler_with_mlx_draws_for_a_learner(trained: tuple[str, ...], tmp_path: Path) -> None:
     arguments = (*trained, "--engine", "mlx", "--samplers", "1", "--steps", "4", "--run-dir", str(tmp_path / "run"))
     done = command("demo", *arguments, "--json", timeout_s=300)

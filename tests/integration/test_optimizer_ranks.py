@@ -20,7 +20,9 @@ SHAPES = {"even": (32, BLOCK), "odd": (33, 2 * BLOCK), "fewer": (1, 16 * BLOCK),
 """A CPU's vectors are 16 elements: what is left over is computed one by one, and its last bit may differ."""
 
 
-@pytest.mark.parametrize("states", [pytest.param("float32", marks=pytest.mark.long), pytest.param("8bit", marks=pytest.mark.long), "host"])
+@pytest.mark.parametrize(
+    "states", [pytest.param("float32", marks=pytest.mark.long), pytest.param("8bit", marks=pytest.mark.long), "host"]
+)
 def test_two_ranks_step_as_one(tmp_path: Path, states: OptimizerStates) -> None:
     torch.manual_seed(0)
     given = {name: torch.randn(shape) for name, shape in SHAPES.items()}

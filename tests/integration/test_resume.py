@@ -297,9 +297,7 @@ def test_what_is_no_run_is_not_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "trained", [pytest.param((), id="all"), pytest.param(("--adapter", "4"), id="adapter")]
-)
+@pytest.mark.parametrize("trained", [pytest.param((), id="all"), pytest.param(("--adapter", "4"), id="adapter")])
 def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swarm, trained: tuple[str, ...]) -> None:
     """With a real model at the sampler, whose weights have to be those that the learner goes on with."""
     learner = swarm.lead("--port", "0", "--max-staleness", "0", *trained, *OFTEN, *ENDLESS)

@@ -13,7 +13,6 @@ from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.store import disk
 from swarm.broadcast.store.base_model import BaseModel, begin_from_base
 from swarm.broadcast.store.disk import DiskFull
-from swarm.broadcast.store.memory_map import open_in_memory
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.store.weight_map import open_weights
 from swarm.broadcast.version.codec import tensor_sum
@@ -28,6 +27,7 @@ from swarm.broadcast.version.manifest import (
     tensor_spans,
     trained_spans,
 )
+from swarm.types import VersionId
 from swarm.wire import digest, encode
 from tests.builders import ADAPTED_LAYOUT, KEY, MIXED_LAYOUT, layout, v, weights_of
 from tests.publishers import CHUNK_BYTES, Publisher, hand_over, receiver_store
@@ -130,13 +130,16 @@ def test_a_learner_that_died_while_its_files_changed_places_goes_on(publisher: P
     assert publisher.publish(2).head.base == v(1)
 
 
-def test_a_learner_that_lost_its_map_publishes_in_full(publisher: Publisher) -> None:
+@pytest.mark.parametrize("base", [v(1), None], ids=["makes it again", "publishes in full"])
+def test_a_learner_that_lost_its_map(publisher: Publisher, base: VersionId | None) -> None:
     done = publisher.publish_up_to(1)
     publisher.published.weights.path.unlink()
+    if base is None:
+        # Version 1 is a delta, and its own base is gone.
+        publisher.published.store.drop(v(0))
     publisher.restart()
-    # Version 1 is a delta, and its base is gone.
     assert newest_of(publisher).head == done[1].head
-    assert publisher.publish(2).head.base is None
+    assert publisher.publish(2).head.base == base
 
 
 def test_a_version_whose_encodings_are_lost_is_not_announced_again(publisher: Publisher) -> None:
@@ -256,13 +259,13 @@ def test_an_adapter_in_full_is_as_small_and_follows_any_version(tmp_path: Path) 
 def test_a_map_in_memory_makes_the_base_again_from_the_first_version_after_a_power_cut(tmp_path: Path) -> None:
     publisher = AdapterPublisher(tmp_path)
     receiver = receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT)
-    weights = open_in_memory(receiver, tmp_path / "memory")
+    weights = open_weights(receiver, memory=tmp_path / "memory")
     for number, full in ((0, False), (1, False), (2, True), (3, False)):
         weights.apply(hand_over(receiver, publisher.publish(number, full=full)))
     receiver.keep_from = weights.log_from
     receiver.prune()
     weights.close()
-    again = open_in_memory(receiver, tmp_path / "memory")
+    again = open_weights(receiver, memory=tmp_path / "memory")
     assert again.version == v(3)
     assert again.path.read_bytes() == publisher.weights()
     again.close()

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from swarm.broadcast.ahead import WholeRegions
-from swarm.broadcast.store import memory_map, place
+from swarm.broadcast.store import place, weight_map
 from swarm.broadcast.store.changes import WHOLE, read_changes
-from swarm.broadcast.store.memory_map import MemoryMap, open_in_memory
 from swarm.broadcast.store.place import claim, place_of_map
 from swarm.broadcast.store.store import KEEP_VERSIONS, HeldVersion, VersionStore
-from swarm.broadcast.store.weight_map import open_weights
+from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.version.manifest import encoded_spans, regions_of
 from swarm.errors import ProtocolError, UserError
 from tests.builders import KEY, MIXED_LAYOUT, v
@@ -42,7 +41,7 @@ class Machine:
         self.memory.mkdir()
         self.publisher = Publisher(directory / "learner")
         self.store = receiver_store(directory / "receiver")
-        self.map = open_in_memory(self.store, self.memory)
+        self.map = open_weights(self.store, memory=self.memory)
 
     def take(self, version: HeldVersion) -> HeldVersion:
         held = hand_over(self.store, version)
@@ -68,13 +67,13 @@ class Machine:
         self.store.keep_from = self.map.log_from
         self.store.prune()
 
-    def killed(self) -> MemoryMap:
+    def killed(self) -> WeightMap:
         """As another process finds it: the files in memory are there still."""
         self.store = VersionStore(self.store.directory, KEY.public_bytes)
-        self.map = open_in_memory(self.store, self.memory)
+        self.map = open_weights(self.store, memory=self.memory)
         return self.map
 
-    def power_cut(self) -> MemoryMap:
+    def power_cut(self) -> WeightMap:
         shutil.rmtree(self.memory)
         self.memory.mkdir()
         return self.killed()
@@ -106,7 +105,6 @@ def test_versions_arrive_bit_for_bit_sparse_dense_and_in_full(publisher: Publish
         publisher.changed_words = 400_000 if number == 3 else 2000
         machine.take(publisher.publish(number, full=number == 4))
         assert machine.holds(number)
-        assert not list(machine.store.directory.glob("weights.redo"))
 
 
 def test_what_was_decoded_ahead_is_what_is_applied(
@@ -355,7 +353,7 @@ def test_on_a_disk_that_is_nearly_full_the_encodings_go_sooner(
     publisher.changed_words = 150_000
     machine.follow(*range(1, 5))
     assert not machine.map.copy_is_due(machine.store.versions())
-    monkeypatch.setattr(memory_map, "free_bytes", lambda directory: MIXED_LAYOUT.total_bytes - 1)
+    monkeypatch.setattr(weight_map, "free_bytes", lambda directory: MIXED_LAYOUT.total_bytes - 1)
     assert machine.map.copy_is_due(machine.store.versions())
 
 
