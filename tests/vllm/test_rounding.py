@@ -51,6 +51,8 @@ def off(model: Any, samples: tuple[Sampled, ...]) -> float:
 async def test_each_version_is_rounded_as_it_is_installed(
     tmp_path: Path, precision: Rounding, kind: str, tied: bool, error: float
 ) -> None:
+    if precision == "int4" and not torch.cpu._is_avx512_supported():
+        pytest.skip("vLLM has no int4 on a CPU without AVX-512")
     pair = staged_pair(tmp_path, kind, tied=tied)
     engine = VllmEngine()
     try:
@@ -77,6 +79,8 @@ async def test_each_version_is_rounded_as_it_is_installed(
 
 @pytest.mark.long
 async def test_rounded_matrices_of_other_weights_are_noticed(tmp_path: Path) -> None:
+    if not torch.cpu._is_vnni_supported():
+        pytest.skip("vLLM's int8 is far off on a CPU without VNNI, so that its first version is refused")
     pair = staged_pair(tmp_path)
     engine = VllmEngine("tests.vllm.extensions.StaleMatrices")
     try:

@@ -50,6 +50,8 @@ def check(layout: Layout, precision: Rounding) -> None:
         raise UserError("--precision cannot round a model of experts here yet: leave it out")
     if precision == "int4" and (odd := [spec for spec in rounded if spec.shape[1] % GROUP]):
         raise UserError(f"--precision int4 wants rows of whole {GROUP}s, unlike {odd[0].name}: take int8")
+    if precision == "int4" and not (torch.cuda.is_available() or torch.cpu._is_avx512_supported()):
+        raise UserError("--precision int4 needs a GPU, or a processor with AVX-512, which this one lacks: take fp8")
 
 
 def round_matrix(matrix: torch.Tensor, precision: Rounding) -> tuple[torch.Tensor, torch.Tensor]:

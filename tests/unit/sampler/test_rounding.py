@@ -59,3 +59,15 @@ def test_what_vllm_cannot_round_is_refused() -> None:
         check(narrow, "int4")
     with pytest.raises(UserError, match="a model of experts"):
         check(layout(("layers.0.experts.down_proj", "BF16", (4, 32, 32))), "int8")
+
+
+@pytest.mark.parametrize("has_avx512", [True, False])
+def test_int4_is_refused_on_a_processor_that_cannot(monkeypatch: pytest.MonkeyPatch, has_avx512: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: has_avx512)
+    wide = layout(("layers.0.a.weight", "BF16", (32, 64)))
+    if has_avx512:
+        check(wide, "int4")
+    else:
+        with pytest.raises(UserError, match="with AVX-512, which this one lacks: take fp8"):
+            check(wide, "int4")
