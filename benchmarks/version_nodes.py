@@ -21,7 +21,7 @@ import uvloop
 
 from benchmarks.broadcast_learner import Broadcaster, say, to_stderr
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.receiver import Receiver
+from swarm.broadcast.receiver.receiver import Receiver
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.manifest import Layout
@@ -157,18 +157,18 @@ class ReceivingNode(JoiningNode):
         await engine.launch()
         try:
             say("ready", pid=engine.status()["engine_pid"])
-            await engine.load(await receiver.layout())
+            await engine.load(await receiver.opening.layout())
             while True:
-                await receiver.installed(engine.installed)
+                await receiver.upkeep.installed(engine.installed)
                 await self._install(engine, receiver)
         finally:
             await engine.stop()
 
     async def _install(self, engine: EngineWorker, receiver: Receiver) -> None:
-        assert receiver.weights is not None
-        async with receiver.steady() as version:
-            changed = await in_thread(receiver.changes_since, engine.installed)
-            path, proven = receiver.weights.path, receiver.is_proven
+        assert receiver.upkeep.weights is not None
+        async with receiver.upkeep.steady() as version:
+            changed = await in_thread(receiver.upkeep.changes_since, engine.installed)
+            path, proven = receiver.upkeep.weights.path, receiver.upkeep.is_proven
             refused = await engine.install(version.head, version.table, path, proven=proven, changed=changed)
         if refused is not None:
             raise SystemExit(f"not installed: {refused.why}")
@@ -177,7 +177,7 @@ class ReceivingNode(JoiningNode):
         await engine._child.call(Generate(jobs=(ONE_TOKEN,)), Generated)
         receiver.note_time(engine.installed, "drawn_s")
         stages = receiver.status()["versions"][str(engine.installed)]
-        say("installed", version=str(engine.installed), **stages, **costs(receiver.weights.layout.total_bytes))
+        say("installed", version=str(engine.installed), **stages, **costs(receiver.upkeep.weights.layout.total_bytes))
 
 
 def costs(map_bytes: int) -> dict[str, float]:

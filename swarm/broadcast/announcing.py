@@ -113,7 +113,7 @@ def _cut(data: bytes, span: ByteSpan) -> bytes:
 
 
 MAX_ANNOUNCED = 4
-"""Newest heads that may wait for their tables. A node that is further behind catches up another way (catchup.py)."""
+"""Newest heads that may wait for their tables. A node that is further behind catches up (receiver/catchup.py)."""
 
 TABLE_S = 2.0
 """How long after its head an incomplete table is asked for: a forwarder may have died with a part of it."""

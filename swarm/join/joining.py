@@ -16,7 +16,8 @@ from aiohttp import web
 
 from swarm.aio import unless_stopped
 from swarm.broadcast.coding import coding_pool, spare_threads
-from swarm.broadcast.receiver import OtherModel, Receiver
+from swarm.broadcast.receiver.opening import OtherModel
+from swarm.broadcast.receiver.receiver import Receiver
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.base_model import BaseModel, find_base
 from swarm.broadcast.store.disk import DiskFull, free_bytes, set_most_bytes
@@ -81,8 +82,8 @@ class DataPlane:
         self._pool = coding_pool()
         self._receiver: Receiver | None = None
         self._server = VersionServer(
-            lambda: self._receiver.store if self._receiver else None,
-            lambda: self._receiver.weights if self._receiver else None,
+            lambda: self._receiver.upkeep.store if self._receiver else None,
+            lambda: self._receiver.upkeep.weights if self._receiver else None,
             self._pool,
             station,
         )

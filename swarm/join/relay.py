@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from swarm.broadcast.receiver import Receiver
+from swarm.broadcast.receiver.receiver import Receiver
 from swarm.gossip.records import Profile
 from swarm.join.joining import JoiningNode
 from swarm.node.bootstrap import Greeting
@@ -40,6 +40,6 @@ class RelayNode(JoiningNode):
     async def _tell_held(self, receiver: Receiver) -> None:
         held = None
         while True:
-            held = (await receiver.installed(held)).head.version
+            held = (await receiver.upkeep.installed(held)).head.version
             uplink = float(f"{receiver.uplink_bytes_per_s:.2g}")
             self._network.set_profile(Profile(held=held, uplink_bytes_per_s=uplink))

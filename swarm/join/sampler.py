@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from swarm.aio import unless_stopped
-from swarm.broadcast.receiver import Receiver
+from swarm.broadcast.receiver.receiver import Receiver
 from swarm.confine import has_gpu
 from swarm.errors import ChildFailed, EchoError, InUseElsewhere, ProtocolError, UserError, first_fault
 from swarm.gossip.records import Profile
@@ -133,7 +133,7 @@ class SamplerNode(JoiningNode):
 
     async def _take_part(self, found: Greeting, receiver: Receiver) -> bool:
         # Of a model that does not fit no weights are fetched: the first session asks its engine.
-        receiver.may_fetch.clear()
+        receiver.opening.may_fetch.clear()
         if (self._directory / PAUSED).exists():
             self._holds.set(OWNER, BY_OWNER)
         spool = await asyncio.to_thread(Spool, self._directory / "spool", found.hello.swarm, self._say)
@@ -145,7 +145,7 @@ class SamplerNode(JoiningNode):
         while not self._stop.is_set():
             if self._holds.reason:
                 # Until it draws it is a relay, which needs no room for a model.
-                receiver.may_fetch.set()
+                receiver.opening.may_fetch.set()
                 await self._wait_until_free()
                 continue
             accepted = self._status.verdicts["accepted"]
@@ -248,8 +248,8 @@ class SamplerNode(JoiningNode):
         """Start the engine, and let weights be fetched if it has room for the model. Raise UserError if it has not.
         Other nodes have layout and weights, also while the learner is away."""
         await engine.launch()
-        self._say((await engine.reckon(await receiver.layout())).said)
-        receiver.may_fetch.set()
+        self._say((await engine.reckon(await receiver.opening.layout())).said)
+        receiver.opening.may_fetch.set()
 
     def _offer(self, engine: EngineWorker, receiver: Receiver) -> Offer:
         """Return what this node is and costs, so that the learner can choose."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 
 from swarm.aio import Changes, unless_stopped
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.receiver import Receiver
+from swarm.broadcast.receiver.receiver import Receiver
 from swarm.errors import InUseElsewhere, PeerUnreachable, ProtocolError
 from swarm.rollout.messages import Answer, DroppedRollouts, Offer, SampleName, Stepped
 from swarm.sampler.client import RolloutClient, samples_of
@@ -184,7 +184,7 @@ class Session:
     async def _refresh(self) -> None:
         await self._load()
         while True:
-            await self._receiver.installed(max(self._engine.installed, self._wrong, key=_order))
+            await self._receiver.upkeep.installed(max(self._engine.installed, self._wrong, key=_order))
             try:
                 await self._install()
             except ProtocolError as fault:
@@ -195,11 +195,11 @@ class Session:
         """Let the engine take the map's weights; it keeps drawing with the old ones until then. Raise ProofFailed if
         the engine then holds something else. Raise ProtocolError if the map differs from what was signed; the map is
         then repaired."""
-        weights = self._receiver.weights
+        weights = self._receiver.upkeep.weights
         assert weights is not None
-        async with self._receiver.steady() as version:
-            changed = await in_thread(self._receiver.changes_since, self._engine.installed)
-            proven = self._receiver.is_proven
+        async with self._receiver.upkeep.steady() as version:
+            changed = await in_thread(self._receiver.upkeep.changes_since, self._engine.installed)
+            proven = self._receiver.upkeep.is_proven
             refused = await self._engine.install(
                 version.head, version.table, weights.path, proven=proven, changed=changed
             )
@@ -208,7 +208,7 @@ class Session:
             self._on_change()
             self._installs.tell()
         elif refused.fault == "file":
-            if await self._receiver.recheck() == 0:
+            if await self._receiver.upkeep.recheck() == 0:
                 # Nothing to repair: the table's sums contradict the signed regions, so the learner is wrong.
                 self._wrong = version.head.version
             raise ProtocolError(refused.why)
@@ -217,7 +217,7 @@ class Session:
 
     async def _load(self) -> None:
         await asyncio.shield(self._launch)
-        started = await self._engine.load(await self._receiver.layout())
+        started = await self._engine.load(await self._receiver.opening.layout())
         self._status.has_started = True
         at_once = f"{started.places} sample{'' if started.places == 1 else 's'} at once"
         longest = f", of {started.context_tokens} tokens at most" if started.context_tokens else ""

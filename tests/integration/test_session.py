@@ -139,9 +139,9 @@ async def sampler(tmp_path: Path) -> AsyncIterator[Sampler]:
         PeerClient(address, key=OTHER_KEY, server=learner.key.node_id) as learner.peers[BOB],
         running(Hearer(tmp_path / "receiver")) as hearer,
     ):
-        assert hearer.receiver.store is not None
+        assert hearer.receiver.upkeep.store is not None
         first = Publisher(tmp_path / "learner").publish(0)
-        hand_over(hearer.receiver.store, first)
+        hand_over(hearer.receiver.upkeep.store, first)
         hearer.list(LISTED)
         hearer.announce(first)
         await learner.open()
@@ -350,9 +350,9 @@ async def test_what_an_engine_could_do_is_said_once(sampler: Sampler, monkeypatc
 
 async def test_weights_that_rotted_on_disk_are_mended_before_the_engine_takes_them(sampler: Sampler) -> None:
     receiver = sampler.hearer.receiver
-    await receiver.installed(None)
-    assert receiver.weights is not None
-    with receiver.weights.path.open("r+b") as file:
+    await receiver.upkeep.installed(None)
+    assert receiver.upkeep.weights is not None
+    with receiver.upkeep.weights.path.open("r+b") as file:
         file.write(b"spoilt")
     async with sampler.session():
         await until(accepted(sampler, ALL))
@@ -363,19 +363,19 @@ async def test_weights_whose_sums_alone_are_wrong_are_left_out_and_no_map_is_rea
     """A learner signed sums that its own regions do not have."""
     looked: list[int] = []
     receiver = sampler.hearer.receiver
-    await receiver.installed(None)
-    recheck = receiver.recheck
+    await receiver.upkeep.installed(None)
+    recheck = receiver.upkeep.recheck
 
     async def counting() -> int:
         looked.append(await recheck())
         return looked[-1]
 
-    receiver.recheck = counting  # type: ignore[method-assign]
-    assert receiver.weights is not None
-    current = receiver.weights.current
+    receiver.upkeep.recheck = counting  # type: ignore[method-assign]
+    assert receiver.upkeep.weights is not None
+    current = receiver.upkeep.weights.current
     assert current is not None
     sums = (current.table.tensor_sums[0] ^ 1, *current.table.tensor_sums[1:])
-    receiver.weights._current = replace(current, table=msgspec.structs.replace(current.table, tensor_sums=sums))
+    receiver.upkeep.weights._current = replace(current, table=msgspec.structs.replace(current.table, tensor_sums=sums))
     async with sampler.session():
         await until(lambda: looked)
         await until(lambda: len(sampler.line.bodies("/v1/beat")) > 10)

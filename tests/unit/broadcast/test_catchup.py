@@ -16,9 +16,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from swarm.broadcast import catchup as fetching
-from swarm.broadcast import neighbours, serving
-from swarm.broadcast.catchup import GONE_IN_A_ROW, REQUESTS_A_PEER, catch_up
+from swarm.broadcast import serving
+from swarm.broadcast.receiver import catchup as fetching
+from swarm.broadcast.receiver import neighbours
+from swarm.broadcast.receiver.catchup import GONE_IN_A_ROW, REQUESTS_A_PEER, catch_up
 from swarm.broadcast.serving import ENCODINGS_AT_A_TIME, ENCODINGS_WAITING, OLDER_WEIGHT, Places, VersionServer
 from swarm.broadcast.store.store import KEEP_VERSIONS, HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap, open_weights

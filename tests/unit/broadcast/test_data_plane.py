@@ -16,14 +16,14 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from swarm.broadcast import catchup, neighbours
 from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, forwarders_of, parts_of
-from swarm.broadcast.catchup import Download, Piece, catch_up
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.planner import STRIPES, PeerProfile, Planning, Uplinks, VersionPlan, forest_of, slots_of
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Member, NoteKind, Roster, Routing
-from swarm.broadcast.receiver import Receiver
+from swarm.broadcast.receiver import catchup, neighbours
+from swarm.broadcast.receiver.catchup import Download, Piece, catch_up
+from swarm.broadcast.receiver.receiver import Receiver
 from swarm.broadcast.service import BroadcastService, Spreading
 from swarm.broadcast.store.base_model import BaseModel
 from swarm.broadcast.store.store import HeldVersion
@@ -329,7 +329,7 @@ class Hearer:
         self._say(Frame(ROSTER, 0, NO_VERSION), encode(Roster(members=members)))
 
     def _say(self, frame: Frame, payload: bytes) -> None:
-        self.receiver._on_frame(KEY.node_id, frame, payload)
+        self.receiver.opening.on_frame(KEY.node_id, frame, payload)
 
     def part_in(self, held: HeldVersion) -> Forwarder | None:
         courier = next(iter(self.receiver._transfers.couriers(held.head.version)), None)
@@ -345,7 +345,7 @@ class Hearer:
 @asynccontextmanager
 async def running(hearer: Hearer) -> AsyncIterator[Hearer]:
     task = asyncio.create_task(hearer.receiver.run())
-    await until(lambda: hearer.receiver.weights is not None)
+    await until(lambda: hearer.receiver.upkeep.weights is not None)
     try:
         yield hearer
     finally:
@@ -453,8 +453,10 @@ async def placed(tmp_path: Path, **station: Any) -> AsyncIterator[tuple[Hearer, 
     """A receiver with this `station` that dials nobody, and the calls at each host."""
     hearer, calls = Hearer(tmp_path / "receiver"), Counter[str]()
     at = replace(hearer.station, peer_at=lambda node, address: Addressed(address, calls), **station)  # type: ignore[arg-type,return-value]
-    hearer.receiver._neighbours = neighbours.Neighbours(at, lambda node, stream: pytest.fail("no link"))
-    hearer.receiver._neighbours.links.dial = lambda wanted: None  # type: ignore[method-assign]
+    found = neighbours.Neighbours(at, lambda node, stream: pytest.fail("no link"))
+    found.links.dial = lambda wanted: None  # type: ignore[method-assign]
+    for part in (hearer.receiver, hearer.receiver.opening, hearer.receiver.upkeep):
+        part._neighbours = found
     yield hearer, calls
     await hearer.receiver._neighbours.close()
     hearer.pool.shutdown()
@@ -545,12 +547,12 @@ async def test_nobody_leads_a_node_back_to_an_older_version(tmp_path: Path) -> N
     async with running(Hearer(tmp_path / "receiver")) as hearer:
         for _ in range(2):
             hearer.announce(old)
-            assert hearer.receiver._announced.empty()
+            assert hearer.receiver.opening._announced.empty()
             hearer.announce(held)
-            await until(lambda: hearer.receiver._target is not None)
-        assert hearer.receiver.version == v(1)
+            await until(lambda: hearer.receiver.upkeep.target is not None)
+        assert hearer.receiver.upkeep.version == v(1)
         with pytest.raises(ProtocolError, match="only the learner announces"):
-            hearer.receiver._on_frame(ALICE, Frame(HEAD, 0, v(2)), held.sealed_head)
+            hearer.receiver.opening.on_frame(ALICE, Frame(HEAD, 0, v(2)), held.sealed_head)
     assert hearer.said == []
 
 
@@ -580,7 +582,7 @@ async def test_in_trees_a_part_of_a_table_goes_on_once_from_its_parent_to_its_ch
     hearer._say(Frame(HEAD, 0, version), first.sealed_head)
     part = first.table_bytes[span.start : span.start + span.nbytes]
     for _ in range(3):
-        hearer.receiver._on_frame(sender, Frame(TABLE, len(part), version, int(kind), 0), part)
+        hearer.receiver.opening.on_frame(sender, Frame(TABLE, len(part), version, int(kind), 0), part)
     assert mine.sent == ([(TABLE, NoteKind.FRESH, 0)] if goes_on else [])
     assert other.sent == []
     hearer.receiver._transfers.links.clear()
@@ -604,10 +606,10 @@ async def test_a_first_version_that_the_base_model_has_is_not_waited_for(tmp_pat
     async with running(found) as hearer:
         hearer.list(LISTED)
         hearer.announce(first)
-        assert (await hearer.receiver.installed(None)).head.version == v(0)
+        assert (await hearer.receiver.upkeep.installed(None)).head.version == v(0)
         assert hearer.part_in(first) is None
-        assert hearer.receiver.weights is not None
-        assert hearer.receiver.weights.path.read_bytes() == publisher.history[v(0)]
+        assert hearer.receiver.upkeep.weights is not None
+        assert hearer.receiver.upkeep.weights.path.read_bytes() == publisher.history[v(0)]
         second = publisher.publish(1)
         hearer.announce(second)
         await until(lambda: hearer.part_in(second))
@@ -623,9 +625,9 @@ async def test_little_that_is_not_in_the_base_model_is_asked_for_and_why_in_vain
         tries += 1
         await catch_up(*given, **named)
 
-    monkeypatch.setattr("swarm.broadcast.receiver.catch_up", counted)
-    monkeypatch.setattr("swarm.broadcast.receiver.PATIENCE_S", 0.0)
-    monkeypatch.setattr("swarm.broadcast.receiver.RETRY_S", 0.001)
+    monkeypatch.setattr("swarm.broadcast.receiver.upkeep.catch_up", counted)
+    monkeypatch.setattr("swarm.broadcast.receiver.upkeep.PATIENCE_S", 0.0)
+    monkeypatch.setattr("swarm.broadcast.receiver.upkeep.RETRY_S", 0.001)
     found, first = await with_base(tmp_path, Publisher(tmp_path / "learner"), wrong=slice(70_000, 70_001))
     async with running(found) as hearer:
         hearer.list(LISTED)
@@ -663,9 +665,9 @@ async def test_who_leaves_in_an_apply_waits_for_its_end(
     monkeypatch.setattr(WeightMap, "apply", slow_apply)
     hearer = Hearer(tmp_path / "receiver")
     task = asyncio.create_task(hearer.receiver.run())
-    await until(lambda: hearer.receiver.weights is not None)
-    assert hearer.receiver.store is not None
-    hand_over(hearer.receiver.store, first)
+    await until(lambda: hearer.receiver.upkeep.weights is not None)
+    assert hearer.receiver.upkeep.store is not None
+    hand_over(hearer.receiver.upkeep.store, first)
     hearer.list(LISTED)
     hearer.announce(first)
     await until(begun.is_set)
@@ -675,7 +677,7 @@ async def test_who_leaves_in_an_apply_waits_for_its_end(
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert hearer.receiver.version == v(0)
+    assert hearer.receiver.upkeep.version == v(0)
     hearer.pool.shutdown()
 
 

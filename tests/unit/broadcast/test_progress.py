@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-from swarm.broadcast.receiver import VersionProgress
+from swarm.broadcast.receiver.progress import VersionProgress
 from swarm.broadcast.transfers import Transfers
 from tests.builders import v
 

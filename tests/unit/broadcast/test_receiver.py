@@ -12,10 +12,10 @@ from random import Random
 import pytest
 
 from benchmarks.payload import layout_of, write_weights
-from swarm.broadcast import receiver as receiver_module
 from swarm.broadcast.forest.planner import PeerProfile, plan_of
 from swarm.broadcast.mesh.seeder import Seeder
-from swarm.broadcast.receiver import OtherModel, Receiver
+from swarm.broadcast.receiver.opening import OtherModel
+from swarm.broadcast.receiver.receiver import Receiver
 from swarm.broadcast.service import MAX_LINKS, BroadcastService
 from swarm.broadcast.store.base_model import BaseModel
 from swarm.broadcast.store.store import HeldVersion
@@ -161,14 +161,14 @@ class ReceiverHost:
         self._data.close()
 
     def holds(self, number: int, incarnation: int = 0) -> bool:
-        return self.receiver.version == v(number, incarnation)
+        return self.receiver.upkeep.version == v(number, incarnation)
 
     def chunks_held(self, number: int) -> int:
         return int(self.receiver.status()["chunks_held"].get(str(v(number)), 0))
 
     def weights(self) -> bytes:
-        assert self.receiver.weights is not None
-        return self.receiver.weights.path.read_bytes()
+        assert self.receiver.upkeep.weights is not None
+        return self.receiver.upkeep.weights.path.read_bytes()
 
     async def _receive(self, started: asyncio.Event) -> None:
         try:
@@ -188,7 +188,7 @@ class ReceiverHost:
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 0.05)
-    monkeypatch.setattr(receiver_module, "RETRY_S", 0.1)
+    monkeypatch.setattr("swarm.broadcast.receiver.opening.RETRY_S", 0.1)
     async with AsyncExitStack() as stack:
         yield World(tmp_path, stack)
 
@@ -276,7 +276,7 @@ async def test_a_full_version_makes_the_ones_before_needless(world: World, tmp_p
     assert held.head.base is None
     assert list(learner.service._transfers.active) == [v(3)]
     await until(lambda: host.receiver.status()["chunks_held"].keys() == {"0.3"})
-    assert host.receiver.version is None
+    assert host.receiver.upkeep.version is None
     await until(lambda: host.holds(3))
     assert host.weights() == expected(tmp_path, 3, step_lr=LARGE_STEP_LR)
 
@@ -458,7 +458,7 @@ async def test_whom_an_outage_left_behind_together_ask_the_learner_in_the_end(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither has what the other lacks. What both hold is in the map again after each try: that is no progress."""
-    monkeypatch.setattr(receiver_module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr("swarm.broadcast.receiver.upkeep.PATIENCE_S", 0.5)
     monkeypatch.setattr(links_module, "MAX_BACK_OFF_S", 0.1)
     learner = await world.learner()
     hosts = [await world.receiver(number) for number in (1, 2)]

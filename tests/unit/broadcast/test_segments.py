@@ -79,7 +79,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 def begun_at(host: ReceiverHost) -> ChunkFile | None:
-    begun = host.receiver._begun
+    begun = host.receiver.opening._begun
     return begun.chunks if begun is not None else None
 
 
@@ -260,7 +260,7 @@ def test_a_signed_segment_that_makes_no_sense_is_refused(published: Published, n
 
 async def test_a_segment_that_makes_no_sense_does_not_end_a_receiver(world: World, gate: Gate) -> None:
     learner, hosts = await swarm_with(world, gate)
-    layout = hosts[0].receiver.store.layout_digest  # type: ignore[union-attr]
+    layout = hosts[0].receiver.upkeep.store.layout_digest  # type: ignore[union-attr]
     entry = RegionEntry(codec="raw", encoded_bytes=1, decoded_digest=digest(b""))
     table = ChunkTable(regions=(entry,), cuts=(2,), chunk_bytes=1 << 16, chunk_digests=(digest(b""),), tensor_sums=())
     wrong = Segment(swarm=SWARM_OF_KEY, version=v(1), base=v(0), layout_digest=layout, number=0, first=0, table=table)

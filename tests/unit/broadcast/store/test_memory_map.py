@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarm.broadcast.ahead import WholeRegions
+from swarm.broadcast.receiver.ahead import WholeRegions
 from swarm.broadcast.store import place, weight_map
 from swarm.broadcast.store.changes import WHOLE, read_changes
 from swarm.broadcast.store.place import claim, place_of_map

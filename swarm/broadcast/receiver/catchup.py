@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.neighbours import first_of
+from swarm.broadcast.receiver.neighbours import first_of
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
 from swarm.broadcast.version.codec import FULL_RATIO
