@@ -45,9 +45,7 @@ CAPS = {
 }
 """Largest payload of each type. It is checked before a buffer is made."""
 
-MAX_ACTIVE = (
-    4  # Versions under way at once. A node that is further behind catches up (receiver/catchup.py).
-)
+MAX_ACTIVE = 4  # Versions under way at once. A node that is further behind catches up (receiver/catchup.py).
 MAX_FAULTS = 3  # Wrong chunks from one link before its node is dropped: one may be a broken disk or memory
 MAX_QUEUED = 256  # Announcements and notes that may wait on one link
 

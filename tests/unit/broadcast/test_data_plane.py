@@ -556,6 +556,33 @@ async def test_nobody_leads_a_node_back_to_an_older_version(tmp_path: Path) -> N
     assert hearer.said == []
 
 
+async def test_a_table_that_a_slow_peer_keeps_to_itself_holds_up_no_newer_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = Publisher(tmp_path / "learner").publish_up_to(2)
+    asked, given_up = asyncio.Event(), asyncio.Event()
+
+    async def fetch(*given: object) -> None:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+
+    monkeypatch.setattr("swarm.broadcast.announcing.TABLE_S", 0.01)
+    async with running(Hearer(tmp_path / "receiver")) as hearer:
+        monkeypatch.setattr(hearer.receiver._neighbours, "fetch", fetch)
+        hearer.list(LISTED)
+        hearer.announce(first)
+        await until(lambda: hearer.receiver.upkeep.target is not None)
+        hearer._say(Frame(HEAD, 0, second.head.version), second.sealed_head)
+        await asked.wait()
+        assert not given_up.is_set()
+        hearer.announce(third)
+        await until(lambda: hearer.receiver.upkeep.target == hearer.receiver.upkeep.store.find(v(2)))  # type: ignore[union-attr]
+        assert given_up.is_set()
+
+
 class Hears:
     """A link to a child in the trees, as far as a part of a table needs one."""
 
