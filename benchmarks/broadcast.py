@@ -110,13 +110,18 @@ def transfer(
         if payload.is_second:
             base = nodes.publish(payload)
             Watch(nodes, base, list(profile.peers)).follow(nodes.observer(profile), profile, [])
-        observer = nodes.observer(profile)
-        observer.settle()
-        published = nodes.publish(payload)
-        watch = Watch(nodes, published, list(survivors(profile, faults).peers))
-        watch.follow(observer, profile, faults)
-        nodes.compare(published.version, watch.completed_s)
-        topology = (nodes.status(LEARNER) or {}).get("topology")
+        return measured(nodes, profile, faults, payload)
+
+
+def measured(nodes: Nodes, profile: Profile, faults: list[Fault], payload: Payload) -> Transfer:
+    """The transfer of the next version between nodes that are linked."""
+    observer = nodes.observer(profile)
+    observer.settle()
+    published = nodes.publish(payload)
+    watch = Watch(nodes, published, list(survivors(profile, faults).peers))
+    watch.follow(observer, profile, faults)
+    nodes.compare(published.version, watch.completed_s)
+    topology = (nodes.status(LEARNER) or {}).get("topology")
     return Transfer(
         nbytes=published.encoded_bytes,
         began_s=min([published.at_s, *watch.announced_s.values()]),

@@ -128,7 +128,7 @@ class Provisioning(SamplerWatch):
         # A newcomer's first install says when it came, not how long an install takes.
         if held is not None and (install_s := self._without_waiting(node, version)) is not None:
             last_s = self._last_installs_s.setdefault(node, deque(maxlen=INSTALLS))
-            last_s.append(install_s)
+            last_s.append(install_s + self._tracker.skipped_s(held, version))
             self._installs_s[node] = median(last_s)
 
     def _without_waiting(self, node: NodeId, version: VersionId) -> float | None:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 from swarm.broadcast.publishing import content_of
@@ -85,6 +86,12 @@ class InstallTracker:
     def install_s(self, node: NodeId, version: VersionId) -> float | None:
         """Return the seconds from the publication of `version` until `node` held it or a newer one; None if unknown."""
         return self._spreads[version].installed_s.get(node) if version in self._spreads else None
+
+    def skipped_s(self, before: VersionId, after: VersionId) -> float:
+        """Return by how much the versions that a node takes with `after`, from `before` on, are older in the mean: how
+        long a publication waits for such a node, on top of an install."""
+        at = [spread.published_at for version, spread in self._spreads.items() if before < version <= after]
+        return max(at) - fmean(at) if at else 0.0
 
     def prepared_s(self, version: VersionId) -> float:
         """Return the seconds from the staged weights of `version` to its publication; 0 if unknown."""

@@ -154,7 +154,7 @@ def test_every_alert_fires_once_and_every_panel_shows_something(swarm: Swarm, pr
     fires("EchoNodeLearnerDown", learner)
 
     # On policy, over a slow line, with little money left.
-    slow = ("--max-staleness", "0", "--max-upload", "0.5", "--cost-per-hour", "0", "--max-cost", str(BUDGET * spent))
+    slow = ("--max-staleness", "0", "--max-upload", "0.05", "--cost-per-hour", "0", "--max-cost", str(BUDGET * spent))
     again = swarm.resume(learner, *slow, "--host", "127.0.0.1", name="again")
     prometheus.scrape("echo-node-learner", again)
     fires("EchoNodeBudgetNearlySpent", again)
@@ -169,5 +169,7 @@ def test_every_alert_fires_once_and_every_panel_shows_something(swarm: Swarm, pr
 
     eventually(all_shown, again, f"something to show in {sorted(unseen)}")
     known = {name for name in prometheus.ask("label/__name__/values") if name.startswith(PREFIX)}
-    assert known == {PREFIX + figure.name for figure in (*EVERY, *LEARNER, *JOINED)}
+    # This task has no episodes.
+    figures = [figure.name for figure in (*EVERY, *LEARNER, *JOINED) if not figure.name.startswith("episode_")]
+    assert known == {PREFIX + name for name in figures}
     assert fell(prometheus, "echo-node-joined") == []

@@ -89,3 +89,12 @@ def test_a_version_is_under_way_to_nobody_once_nobody_is_left() -> None:
     tracker.published(v(1), now=1.0)
     tracker.gone(NodeId("a"), now=2.0)
     assert (ended, tracker.last_broadcast_s) == ([1], None)
+
+
+def test_of_versions_that_a_node_takes_at_once_the_older_ones_have_waited() -> None:
+    tracker = InstallTracker()
+    for number, at in enumerate((10.0, 12.0, 17.0), start=1):
+        tracker.published(v(number), now=at)
+    assert tracker.skipped_s(v(0), v(3)) == 17.0 - 13.0
+    assert tracker.skipped_s(v(2), v(3)) == 0.0
+    assert tracker.skipped_s(v(8), v(9)) == 0.0

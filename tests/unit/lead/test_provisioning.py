@@ -281,6 +281,18 @@ def test_what_a_version_takes_begins_with_the_step_that_made_it() -> None:
     assert inputs["by_node"][node]["install_s"] == pytest.approx(2.5)
 
 
+def test_a_node_that_takes_every_other_version_is_later_by_half_a_period() -> None:
+    swarm = Swarm()
+    node = swarm.offer("a1")
+    for number in range(5):
+        swarm.now += 4.0
+        swarm.tracker.published(v(number), now=swarm.now)
+        if number % 2 == 0:
+            swarm.provisioning.installed(node, v(number))
+    inputs = swarm.provisioning.status()["capacity"]["inputs"]
+    assert inputs["by_node"][node]["install_s"] == pytest.approx(0.2 + 2.0)
+
+
 def test_measured_installs_stand_for_their_class_and_for_all() -> None:
     def planned(workers: object) -> Dissemination:
         return Dissemination(install_s=(99.0,) * 4, down_bytes=(1.0,) * 4, up_bytes=(0.0,) * 4, learner_up_bytes=4.0)
