@@ -1,8 +1,9 @@
 """Encoding a version's regions, by this process or by several of its children.
 
 numpy holds the interpreter's lock for about half of an encoding's time, so that two threads encode no faster than one
-(1.1 GB/s); two processes encode twice as much. So a model of some size is encoded by child processes. Weights do not
-travel to them: they map the same files. `python -m swarm.broadcast.encoding` is such a child.
+(1.1 GB/s); two processes encode twice as much. So a model of some size is encoded by child processes. Neither weights
+nor encodings travel through their sockets: they map the same files, and write what they encode to a spool, which has a
+place for each job under way. `python -m swarm.broadcast.encoding` is such a child.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from swarm.bounded import Bounded
-from swarm.broadcast.coding import NICENESS, in_thread
-from swarm.broadcast.store.disk import map_file
+from swarm.broadcast.coding import IN_HAND, NICENESS, in_thread
+from swarm.broadcast.store.disk import map_file, write_at
 from swarm.broadcast.version.codec import difference, encode_region, sum_change, tensor_sum
 from swarm.broadcast.version.manifest import Codec, Dtype
 from swarm.errors import ChildFailed
@@ -49,19 +50,21 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
 
 class Encode(msgspec.Struct, frozen=True):
     """Encode regions of the weights in the file `fresh`, of `total_bytes`; as deltas against those in `base`, if it is
-    given. Neither file changes meanwhile."""
+    given. Neither file changes meanwhile. The encodings go into the file `spool`, end to end from `at` on."""
 
     fresh: str
     base: str | None
     total_bytes: int
     regions: tuple[Region, ...]
+    spool: str
+    at: int
 
 
 class EncodedRegion(msgspec.Struct, frozen=True, array_like=True):
     """`sums` are what the region adds to the sums of tensors: to those of the base, if there is one."""
 
     codec: Codec
-    encoded: bytes
+    encoded_bytes: int
     decoded_digest: bytes
     sums: tuple[tuple[int, int], ...]
 
@@ -74,10 +77,20 @@ def encode_job(job: Encode) -> Encoded:
     """Encode the regions of a job. Blocking."""
     fresh = _mapped(job.fresh, job.total_bytes)
     base = _mapped(job.base, job.total_bytes) if job.base is not None else None
-    return Encoded(regions=tuple(_encode(region, fresh, base) for region in job.regions))
+    path, at, done = Path(job.spool), job.at, list[EncodedRegion]()
+    spool = os.open(path, os.O_WRONLY)
+    try:
+        for region in job.regions:
+            one, encoded = _encode(region, fresh, base)
+            write_at(spool, encoded, at, path)
+            at += len(encoded)
+            done.append(one)
+    finally:
+        os.close(spool)
+    return Encoded(regions=tuple(done))
 
 
-def _encode(region: Region, fresh: memoryview, base: memoryview | None) -> EncodedRegion:
+def _encode(region: Region, fresh: memoryview, base: memoryview | None) -> tuple[EncodedRegion, bytes]:
     whole = slice(region.start, region.start + region.nbytes)
     spans = [(part, slice(region.start + part.start, region.start + part.start + part.nbytes)) for part in region.parts]
     if base is None:
@@ -88,7 +101,7 @@ def _encode(region: Region, fresh: memoryview, base: memoryview | None) -> Encod
         codec, encoded = encode_region(fresh[whole], region.dtype, base[whole], differs)
         sums = [sum_change(fresh[at], base[at], differs.within(part.start, part.nbytes)) for part, at in spans]
     by_tensor = tuple((part.tensor, one) for part, one in zip(region.parts, sums, strict=True))
-    return EncodedRegion(codec=codec, encoded=encoded, decoded_digest=digest(fresh[whole]), sums=by_tensor)
+    return EncodedRegion(codec, len(encoded), digest(fresh[whole]), by_tensor), encoded
 
 
 _MAPPED: Bounded[int, memoryview] = Bounded(2)
@@ -103,17 +116,25 @@ def _mapped(path: str, nbytes: int) -> memoryview:
     return held
 
 
-def jobs(fresh: Path, base: Path | None, total_bytes: int, regions: list[Region]) -> Iterator[Encode]:
-    """Yield the jobs of a whole version, in order."""
-    at = 0
+def jobs(fresh: Path, base: Path | None, total_bytes: int, regions: list[Region], spool: Path) -> Iterator[Encode]:
+    """Yield the jobs of a whole version, in order. A place in the spool is used again after IN_HAND jobs."""
+    at = number = 0
+    place_bytes = max([JOB_BYTES, *(region.nbytes for region in regions)])
     while at < len(regions):
         end, nbytes = at, 0
         while end < len(regions) and (end == at or nbytes + regions[end].nbytes <= JOB_BYTES):
             nbytes += regions[end].nbytes
             end += 1
         path = str(base) if base is not None else None
-        yield Encode(fresh=str(fresh), base=path, total_bytes=total_bytes, regions=tuple(regions[at:end]))
-        at = end
+        yield Encode(
+            fresh=str(fresh),
+            base=path,
+            total_bytes=total_bytes,
+            regions=tuple(regions[at:end]),
+            spool=str(spool),
+            at=number % IN_HAND * place_bytes,
+        )
+        at, number = end, number + 1
 
 
 Submit = Callable[[Encode], Future[Encoded]]

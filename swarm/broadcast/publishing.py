@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
 from swarm.broadcast.coding import in_order
-from swarm.broadcast.encoding import EncodedRegion, Region, RegionPart, Submit, jobs
-from swarm.broadcast.store.disk import disk_error, map_file, require_room
+from swarm.broadcast.encoding import Encode, EncodedRegion, Region, RegionPart, Submit, jobs
+from swarm.broadcast.store.disk import allocate, disk_error, map_file, require_room
 from swarm.broadcast.store.store import BegunVersion, ChunkFile, HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import open_weights
 from swarm.broadcast.version.codec import FULL_RATIO, tensor_sum
@@ -166,11 +166,11 @@ class PublishedVersions:
             pairs = zip(self._layout.tensors, known.table.tensor_sums, strict=True)
             sums = [total if base is not None or tensor.frozen else 0 for tensor, total in pairs]
         with path.open("wb") as file:
-            for one in self._encodings(fresh, base, known, submit):
+            for one, encoded in self._encodings(fresh, base, known, submit, path.with_suffix(".spool.partial")):
                 for tensor, change in one.sums:
                     sums[tensor] = (sums[tensor] + change) % 2**64
-                file.write(one.encoded)
-                segment = writing.add(one)
+                file.write(encoded)
+                segment = writing.add(one, encoded)
                 if begun is not None and segment is not None and not writing.is_over:
                     file.flush()
                     begun(*self._begun(path, version, base, writing, segment))
@@ -200,18 +200,18 @@ class PublishedVersions:
         return so_far, sign_segment(signed, self._key)
 
     def _encodings(
-        self, fresh: Path, base: HeldVersion | None, known: HeldVersion | None, submit: Submit
-    ) -> Iterator[EncodedRegion]:
-        """Yield all regions, in order. Frozen ones are as in `known`, and are not even read."""
+        self, fresh: Path, base: HeldVersion | None, known: HeldVersion | None, submit: Submit, spool: Path
+    ) -> Iterator[tuple[EncodedRegion, memoryview]]:
+        """Yield all regions and their encodings, in order. Frozen ones are as in `known`, and are not even read. An
+        encoding is lost when the next one is taken."""
         before = known.table.regions if known is not None else ()
         skipped = self._frozen if known is not None else [False] * len(self._regions)
         to_encode = [region for region, skip in zip(self._regions, skipped, strict=True) if not skip]
         path = self.weights.path if base is not None else None
-        work = in_order(submit, jobs(fresh, path, self._layout.total_bytes, to_encode))
-        encoded = (one for done in work for one in done.regions)
+        encoded = _spooled(list(jobs(fresh, path, self._layout.total_bytes, to_encode, spool)), submit, spool)
         for index, skip in enumerate(skipped):
             if skip:
-                yield EncodedRegion("frozen", b"", before[index].decoded_digest, ())
+                yield EncodedRegion("frozen", 0, before[index].decoded_digest, ()), memoryview(b"")
             else:
                 yield next(encoded)
 
@@ -243,6 +243,24 @@ class PublishedVersions:
         return int(FULL_RATIO * self._layout.total_bytes)
 
 
+def _spooled(todo: Sequence[Encode], submit: Submit, spool: Path) -> Iterator[tuple[EncodedRegion, memoryview]]:
+    """Yield what the jobs encode, from their places in a file that exists for as long as that takes."""
+    if not todo:
+        return
+    nbytes = max(job.at + sum(region.nbytes for region in job.regions) for job in todo)
+    try:
+        with spool.open("wb") as file:
+            allocate(file.fileno(), nbytes, spool)
+        view = map_file(spool, nbytes)
+        for done, job in zip(in_order(submit, todo), todo, strict=True):
+            at = job.at
+            for one in done.regions:
+                yield one, view[at : at + one.encoded_bytes]
+                at += one.encoded_bytes
+    finally:
+        spool.unlink(missing_ok=True)
+
+
 class Writing:
     """The table of encodings that are written end to end, and cut into chunks within each segment."""
 
@@ -258,11 +276,13 @@ class Writing:
     def is_over(self) -> bool:
         return not self._left
 
-    def add(self, one: EncodedRegion) -> ChunkTable | None:
+    def add(self, one: EncodedRegion, encoded: memoryview) -> ChunkTable | None:
         """Add the next region. Return the table of its segment if it is the last one there."""
-        size, cut = len(one.encoded), self.table.chunk_bytes
-        self._entries.append(RegionEntry(codec=one.codec, encoded_bytes=size, decoded_digest=one.decoded_digest))
-        self._open_chunk += one.encoded
+        cut = self.table.chunk_bytes
+        self._entries.append(
+            RegionEntry(codec=one.codec, encoded_bytes=one.encoded_bytes, decoded_digest=one.decoded_digest)
+        )
+        self._open_chunk += encoded
         is_last = len(self._entries) == self._left[0]
         end = len(self._open_chunk) if is_last else len(self._open_chunk) // cut * cut
         self._digests += [digest(self._open_chunk[at : min(at + cut, end)]) for at in range(0, end, cut)]

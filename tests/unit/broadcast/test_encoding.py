@@ -58,13 +58,14 @@ async def test_a_small_model_starts_no_children(tmp_path: Path) -> None:
 def test_jobs_are_whole_regions_in_order_of_a_few_megabytes(tmp_path: Path) -> None:
     sizes = [JOB_BYTES, 10, JOB_BYTES - 10, 1, JOB_BYTES // 2, JOB_BYTES // 2, 7]
     regions = [Region(0, size, "BF16", ()) for size in sizes]
-    found = list(jobs(tmp_path, None, 100, regions))
+    found = list(jobs(tmp_path, None, 100, regions, tmp_path / "spool"))
     assert [[region.nbytes for region in job.regions] for job in found] == [
         [JOB_BYTES],
         [10, JOB_BYTES - 10],
         [1, JOB_BYTES // 2],
         [JOB_BYTES // 2, 7],
     ]
+    assert [job.at for job in found] == [number * JOB_BYTES for number in range(4)]
 
 
 def test_results_come_in_order_and_few_wait() -> None:
@@ -105,7 +106,10 @@ def test_a_file_that_was_exchanged_is_mapped_anew(tmp_path: Path) -> None:
         base=None,
         total_bytes=MIXED_LAYOUT.total_bytes,
         regions=(Region(0, 1000, "BF16", ()),),
+        spool=str(tmp_path / "spool"),
+        at=0,
     )
+    (tmp_path / "spool").touch()
     with ThreadPoolExecutor(1) as pool:
         for number in range(1, 4):
             publisher.publish(number)
