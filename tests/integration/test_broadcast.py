@@ -32,7 +32,8 @@ def publisher(swarm: Swarm, tmp_path: Path) -> Publisher:
 def held(node: Node, version: str = "0.0") -> float:
     """How much of a version the node holds, as a share."""
     status = node.status()
-    return 1.0 if status.get("map") == version else status["chunks_held"].get(version, 0) / (SIZE / 16_384)
+    syncing = status["syncing"] or {}
+    return float(status.get("map") == version or (syncing["share"] if syncing.get("version") == version else 0))
 
 
 @pytest.mark.slow
