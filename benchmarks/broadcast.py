@@ -11,9 +11,11 @@ and --stall; peers are hosts 2 and up, `fastest` the public peer with the greate
 median peer has received that fraction. A peer that is killed or stalled both ways is not waited for.
 
 Schemes: relay is what a swarm does by itself; mesh, chain, tree (each feeds two), forest and star are the same nodes
-told what to do. Each scheme of each repeat has fresh namespaces and processes. A peer is `echo-node join --role relay`,
-over TLS unless --no-tls; what it holds at the end is compared with what was published. All links are up before the
-clock starts, but those of a forest, which gets its plan with its first version: --second measures the one after.
+told what to do. bare is the limit: processes that send as many bytes over the same links as a mesh does, in TLS streams
+of threads, and do nothing else. Each scheme of each repeat has fresh namespaces and processes. A peer is `echo-node
+join --role relay`, over TLS unless --no-tls; what it holds at the end is compared with what was published. All links
+are up before the clock starts, but those of a forest, which gets its plan with its first version: --second measures the
+one after.
 
 Figures, medians of --repeat; the times are of one clock, from when the version, encoded, is announced:
 last_peer_s, first_peer_s  until the last and the first peer hold every chunk, verified
@@ -69,7 +71,8 @@ from benchmarks.links import (
 from tests.integration.processes import Node, fetch_status
 from tests.netns.hosts import Hosts, NetnsError, unusable
 
-SCHEMES = ("relay", "mesh", "chain", "tree", "forest", "star")
+BARE = "bare"
+SCHEMES = ("relay", "mesh", "chain", "tree", "forest", "star", BARE)
 MIB = 1 << 20
 READY_S = 120.0  # Until all peers are proven public, or not, and have their streams: seconds after the last has started
 READY_POLL_S = 1.0
@@ -131,6 +134,42 @@ def measured(nodes: Nodes, profile: Profile, faults: list[Fault], payload: Paylo
         topology=topology,
         faults_s=observer.faults_s,
         victims_sent_bytes=observer.victims_sent_bytes,
+    )
+
+
+def bare_transfer(profile: Profile, nbytes: int, directory: Path) -> Transfer:
+    """Streams in place of a version of so many bytes: each peer gets its share from the learner and sends it to all
+    others."""
+    share = nbytes // len(profile.peers)
+    with shaped(profile) as network:
+        speakers = {}
+        for host in network:
+            own = ["--directory", str(directory / f"bare-{host.number}"), "--host", host.address]
+            log = directory / f"bare-{host.number}.log"
+            speakers[host.number] = Speaker(host, "benchmarks.bare_streams", *own, log=log)
+        at = {number: speaker.expect("listening")["at"] for number, speaker in speakers.items()}
+        observer = Observer(network, profile, {number: one.process.pid for number, one in speakers.items()})
+        observer.settle()
+        began_s, completed_s = time.monotonic(), dict[int, float]()
+        for number, speaker in speakers.items():
+            to = [at[peer] for peer in profile.peers if peer != number]
+            speaker.tell("send", str(len(profile.peers) if number != LEARNER else 0), str(share), *to)
+
+        def ended(shares: dict[int, float]) -> bool:
+            for number in profile.peers:
+                if shares[number] >= 1 and number not in completed_s:
+                    completed_s[number] = speakers[number].expect("received")["at_s"]
+            return len(completed_s) == len(profile.peers)
+
+        observer.follow(
+            share * len(profile.peers), [], ended, limit_s=LIMIT_S + LIMIT_BOUNDS * bound_s(nbytes, profile)
+        )
+    return Transfer(
+        nbytes=share * len(profile.peers),
+        began_s=began_s,
+        completed_s=completed_s,
+        samples=observer.samples,
+        encrypted=True,
     )
 
 
@@ -274,7 +313,10 @@ def measure(options: argparse.Namespace, profile: Profile, faults: list[Fault], 
             own = directory / f"{scheme}-{number}"
             own.mkdir(parents=True)
             try:
-                done = transfer(scheme, profile, faults, payload, own, tls=options.tls)
+                if scheme == BARE:
+                    done = bare_transfer(profile, payload.nbytes, own)
+                else:
+                    done = transfer(scheme, profile, faults, payload, own, tls=options.tls)
                 runs[scheme].append(figures_of(done, profile, faults))
             except (TransferFailed, NetnsError) as error:
                 errors[scheme] = str(error)
