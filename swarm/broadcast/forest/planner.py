@@ -207,6 +207,7 @@ STRIPES = 16
 MAX_CHUNKS = 65_536  # Most chunks that a plan allows a version: digests of 2 MiB, bitmaps of 8 KiB
 PLANNED_CHUNK_BYTES = 1024 * 1024  # Largest chunk, unless the version would need more than MAX_CHUNKS of them
 CHUNK_HOLD_S = 0.03  # How long one chunk may hold a typical forwarder of a mesh: N - 1 copies at its uplink
+HOLD_SHARE = 0.008  # Or this share of the transfer, if that is longer: a chunk costs CPU, whatever its size
 FILL_SHARE = 0.05  # Share of the transfer that may pass before the last peer of a forest has its first chunk
 DEPTH = 5  # Hops in a forest of 1,000 peers with leaves: learner, leaf, public, leaf, public, leaf
 ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8  # Assumed when nobody's uplink is known
@@ -288,12 +289,12 @@ def _with_uplinks(profiles: Sequence[PeerProfile]) -> list[PeerProfile]:
 
 
 def _chunk_bytes(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: int) -> int:
-    """Return a power of two. In a mesh a chunk keeps a typical forwarder busy for CHUNK_HOLD_S. In trees the first
-    chunk reaches the last peer after FILL_SHARE of the transfer. A version has at most MAX_CHUNKS chunks, unless they
-    already have the largest size."""
+    """Return a power of two. In a mesh a chunk keeps a typical forwarder busy for CHUNK_HOLD_S or HOLD_SHARE. In trees
+    the first chunk reaches the last peer after FILL_SHARE of the transfer. A version has at most MAX_CHUNKS chunks,
+    unless they already have the largest size."""
     if scheme == "mesh" and peers:
         uplink = median(peer.uplink_bytes_per_s for peer in peers)
-        wish = CHUNK_HOLD_S * uplink / max(1, len(peers) - 1)
+        wish = max(CHUNK_HOLD_S * uplink, HOLD_SHARE * encoded_bytes) / max(1, len(peers) - 1)
     else:
         wish = FILL_SHARE * encoded_bytes / (DEPTH * STRIPES)
     chunk_bytes = MIN_CHUNK_BYTES
