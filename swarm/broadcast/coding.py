@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -52,7 +52,7 @@ def spare_threads() -> int:
     return max(MIN_THREADS, min(MAX_THREADS, cores - SPARED_CORES))
 
 
-def in_order(submit: Callable[[J], Future[T]], jobs: Iterable[J]) -> Iterator[T]:
+def in_order(submit: Callable[[J], Future[T]], jobs: Iterable[J]) -> Generator[T]:
     """Yield what jobs give, in their order. At most IN_HAND are begun and not yet yielded: results take memory. If one
     fails, or the caller stops, those that were begun have ended when this does."""
     waiting: deque[Future[T]] = deque()

@@ -248,16 +248,18 @@ def _spooled(todo: Sequence[Encode], submit: Submit, spool: Path) -> Iterator[tu
     if not todo:
         return
     nbytes = max(job.at + sum(region.nbytes for region in job.regions) for job in todo)
+    work = in_order(submit, todo)
     try:
         with spool.open("wb") as file:
             allocate(file.fileno(), nbytes, spool)
         view = map_file(spool, nbytes)
-        for done, job in zip(in_order(submit, todo), todo, strict=True):
+        for done, job in zip(work, todo, strict=True):
             at = job.at
             for one in done.regions:
                 yield one, view[at : at + one.encoded_bytes]
                 at += one.encoded_bytes
     finally:
+        work.close()  # First: a job that finds no spool would count as a child that failed
         spool.unlink(missing_ok=True)
 
 

@@ -174,11 +174,12 @@ class Opening:
             self._announced.put_nowait(open_segment(sealed, self._learner_key))
 
     def _queue(self, announced: Announced) -> None:
+        if self._announced.full():
+            return
+        self._announced.put_nowait(announced)
         if announced.version > self._newest:
             self._newest = announced.version
             self._newer.set()
-        if not self._announced.full():
-            self._announced.put_nowait(announced)
 
     async def _open_announced(self) -> None:
         while True:

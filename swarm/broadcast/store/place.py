@@ -40,7 +40,7 @@ def place_of_map(directory: Path, nbytes: int, wanted: Wanted, memory_share: flo
 
 def on_disk_line(nbytes: int, why: str) -> str:
     """Return what it means that a map of `nbytes` lies on the disk."""
-    written = 2 * nbytes * VERSIONS_A_DAY
+    written = nbytes * VERSIONS_A_DAY
     wear = f", {written / 1e12:.1f} TB a day if one comes each minute" if written > WARNED_BYTES else ""
     return f"the weights are kept on the disk, {why}: each version rewrites {nbytes / 1e9:.1f} GB{wear}"
 

@@ -230,7 +230,8 @@ class WeightMap:
         os.replace(staging, after)
         os.replace(self.path, staging)
         os.replace(after, self.path)
-        self._map_file()
+        self._reopen()
+        self._map()
         self._holds = [entry.decoded_digest for entry in fresh.table.regions]
         self.finish()
 
@@ -271,7 +272,7 @@ class WeightMap:
         if self._lock is not None:
             os.close(self._lock)
 
-    # -- from version to version ---------------------------------------------------------------------------------------
+    # -- from version to version -----------------------------------------------------------------------------
 
     def decode_ahead(self, held: Held, indices: Sequence[int], pool: Executor) -> bool:
         """Decode regions whose encodings are here, of a version that is still on its way. Return False if the map does
@@ -308,7 +309,7 @@ class WeightMap:
             self._changed = dict.fromkeys(self._differing(held))
             run_all(pool, [partial(self._apply_beside, held, i, spans[i]) for i in lacking])
             self._ahead = Ahead()
-            if before is not None and before == held.head.base:
+            if self.in_memory and before is not None and before == held.head.base:
                 self._trail.add(before, held.head.version, self._changed)
 
     def _differing(self, held: HeldVersion) -> list[int]:
@@ -317,7 +318,7 @@ class WeightMap:
         pairs = enumerate(zip(before, held.table.regions, strict=False))
         return [index for index, (then, now) in pairs if then.decoded_digest != now.decoded_digest]
 
-    # -- one region ----------------------------------------------------------------------------------------------------
+    # -- one region ------------------------------------------------------------------------------------------
 
     def _can_decode(self, version: SignedVersion, index: int) -> bool:
         """Return whether a region that the map lacks can be made of a version's encoding."""
@@ -380,7 +381,7 @@ class WeightMap:
         write_at(self._descriptor, content, self.regions[index].start, self.path)
         self._holds[index] = holds
 
-    # -- the disk ------------------------------------------------------------------------------------------------------
+    # -- the disk --------------------------------------------------------------------------------------------
 
     def restore(self, versions: Sequence[HeldVersion], pool: Executor | None = None) -> None:
         """Make the regions that the map has lost, or held at an older version, from the copy and from the encodings of
@@ -462,18 +463,21 @@ class WeightMap:
             self._copy = DiskCopy(directory / "weights.bin", self.regions, UNKNOWN)
         is_left = self.path.exists()
         is_known = is_left and self.path.stat().st_size == self.layout.total_bytes
-        self._map_file()
+        self._reopen()
+        allocate(self._descriptor, self.layout.total_bytes, self.path)
+        self._map()
         self._holds = [digest(self.content(i)) if is_known else UNKNOWN for i in range(len(self.regions))]
         for index, holds in enumerate(self._copy.holds if self._copy is not None and not is_left else ()):
             if self._copy is not None and holds != UNKNOWN:
                 self._overwrite(index, self._copy.content(index), holds)
 
-    def _map_file(self) -> None:
-        """Map what lies at `path` now."""
+    def _reopen(self) -> None:
+        """Open what lies at `path` now."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        allocate(self._descriptor, self.layout.total_bytes, self.path)
+
+    def _map(self) -> None:
         self._view = memoryview(mmap.mmap(self._descriptor, self.layout.total_bytes))
 
     def _read_record(self, path: Path) -> SignedVersion | None:

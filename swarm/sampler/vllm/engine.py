@@ -87,7 +87,7 @@ class VllmEngine:
         if command.layout.adapter is not None:
             adapters.check(command.layout, precision, is_cuda=is_cuda)
         if precision != "none":
-            rounding.check(command.layout, precision)
+            rounding.check(command.layout, precision, is_cuda=is_cuda)
         reference = Reference(command.directory, command.layout, precision)
         config = vllm_versions.engine_config(command, self._extension, self._places, is_cuda=is_cuda)
         wanted = config.model_config.max_model_len

@@ -43,14 +43,14 @@ def overrides(precision: Rounding) -> dict[str, Any]:
     }
 
 
-def check(layout: Layout, precision: Rounding) -> None:
+def check(layout: Layout, precision: Rounding, *, is_cuda: bool) -> None:
     """Raise UserError if vLLM cannot hold the matrices of `layout` in this precision."""
     rounded = [spec for spec in layout.tensors if is_rounded(spec)]
     if any(len(spec.shape) > 2 for spec in rounded):
         raise UserError("--precision cannot round a model of experts here yet: leave it out")
     if precision == "int4" and (odd := [spec for spec in rounded if spec.shape[1] % GROUP]):
         raise UserError(f"--precision int4 wants rows of whole {GROUP}s, unlike {odd[0].name}: take int8")
-    if precision == "int4" and not (torch.cuda.is_available() or torch.cpu._is_avx512_supported()):
+    if precision == "int4" and not (is_cuda or torch.cpu._is_avx512_supported()):
         raise UserError("--precision int4 needs a GPU, or a processor with AVX-512, which this one lacks: take fp8")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broadcast import encoding
+from swarm.broadcast import coding, encoding
 from swarm.broadcast.coding import IN_HAND, in_order
 from swarm.broadcast.encoding import JOB_BYTES, Encode, Encoded, Encoders, Region, by_threads, jobs
 from swarm.wire import digest
@@ -46,6 +46,18 @@ async def test_children_encode_what_threads_do(tmp_path: Path, monkeypatch: pyte
             assert len([child for child in encoders._children if child.pid]) == 2
         finally:
             await encoders.stop()
+
+
+def test_a_place_in_the_spool_is_used_again_once_its_job_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = Publisher(tmp_path / "in large jobs").publish(0).table_bytes
+    for module in (encoding, coding):
+        monkeypatch.setattr(module, "IN_HAND", 3)
+    monkeypatch.setattr(encoding, "JOB_BYTES", 1 << 17)
+    publisher = Publisher(tmp_path / "in small jobs")
+    assert publisher.publish(0).table_bytes == wanted
+    assert not list(publisher.published.store.directory.glob("*.partial"))
 
 
 async def test_a_small_model_starts_no_children(tmp_path: Path) -> None:

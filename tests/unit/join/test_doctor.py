@@ -86,4 +86,4 @@ def test_a_rate_is_told_with_what_it_means_for_the_first_version() -> None:
 
 def test_wear_is_told_by_version_and_by_day() -> None:
     what = one(doctor.check_wear(8 * GB, 8 * GB, 8 * GB, 0.5)).what
-    assert "each version rewrites 8.0 GB, 23.0 TB a day if one comes each minute" in what
+    assert "each version rewrites 8.0 GB, 11.5 TB a day if one comes each minute" in what

@@ -54,20 +54,18 @@ def test_inputs_are_rounded_token_by_token_where_kernels_do() -> None:
 
 def test_what_vllm_cannot_round_is_refused() -> None:
     narrow = layout(("layers.0.a.weight", "BF16", (32, 48)), ("embed.weight", "BF16", (10, 48)))
-    check(narrow, "int8")
+    check(narrow, "int8", is_cuda=True)
     with pytest.raises(UserError, match=r"int4 wants rows of whole 32s, unlike layers\.0\.a\.weight: take int8"):
-        check(narrow, "int4")
+        check(narrow, "int4", is_cuda=True)
     with pytest.raises(UserError, match="a model of experts"):
-        check(layout(("layers.0.experts.down_proj", "BF16", (4, 32, 32))), "int8")
+        check(layout(("layers.0.experts.down_proj", "BF16", (4, 32, 32))), "int8", is_cuda=True)
 
 
-@pytest.mark.parametrize("has_avx512", [True, False])
-def test_int4_is_refused_on_a_processor_that_cannot(monkeypatch: pytest.MonkeyPatch, has_avx512: bool) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: has_avx512)
+def test_int4_is_refused_on_a_processor_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = layout(("layers.0.a.weight", "BF16", (32, 64)))
-    if has_avx512:
-        check(wide, "int4")
-    else:
-        with pytest.raises(UserError, match="with AVX-512, which this one lacks: take fp8"):
-            check(wide, "int4")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: True)
+    check(wide, "int4", is_cuda=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: False)
+    check(wide, "int4", is_cuda=True)
+    with pytest.raises(UserError, match="with AVX-512, which this one lacks: take fp8"):
+        check(wide, "int4", is_cuda=False)

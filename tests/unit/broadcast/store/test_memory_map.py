@@ -330,7 +330,7 @@ def test_a_new_node_that_fetched_all_by_regions_needs_no_copy(publisher: Publish
 
 @pytest.mark.parametrize("full", [False, True], ids=["deltas", "full versions"])
 def test_twice_the_received_bytes_are_written_at_most(publisher: Publisher, machine: Machine, full: bool) -> None:
-    """Over the life of a copy. On the disk, as before, every version would have written the model twice."""
+    """Over the life of a copy. On the disk every version would write the whole model."""
     received, copies = 0, 0
     for number in range(20 if full else 60):
         publisher.changed_words = 60_000
@@ -412,7 +412,7 @@ def test_a_machine_without_room_says_what_that_costs_its_disk(roomy: Path, tmp_p
     assert where is None
     assert line == (
         "the weights are kept on the disk, since 16.0 GB of memory are free, of which they may take 50%: each version "
-        "rewrites 12.0 GB, 34.6 TB a day if one comes each minute"
+        "rewrites 12.0 GB, 17.3 TB a day if one comes each minute"
     )
     assert list(roomy.iterdir()) == []
 

@@ -101,6 +101,16 @@ def test_versions_arrive_bit_for_bit_by_deltas_and_in_full(here: Here, pool: Thr
         assert here.map.lacking(version.table) == []
 
 
+def test_a_map_on_the_disk_takes_no_memory_for_changes(started: Here, pool: ThreadPoolExecutor) -> None:
+    held = started.handed(1)
+    assert started.map.decode_ahead(held, range(len(REGIONS)), pool)
+    assert started.map._ahead.nbytes == 0
+    started.map.apply(held)
+    assert started.map.changes_since(v(0)) is None
+    assert set(started.map._changed.values()) == {None}
+    assert started.map.log_from is None
+
+
 def test_a_delta_against_another_version_is_refused_before_anything_is_touched(started: Here) -> None:
     held = started.handed(2)
     assert not started.map.can_become(held)
