@@ -63,14 +63,19 @@ def kills(profile: Profile) -> list[Fault]:
     return [Fault(kind="kill", host=host, fraction=KILLED_AT) for host in victims]
 
 
+def told(which: str, figures: Figures) -> Figures:
+    print(f"{which} version: {figures['ratio']} times the bound of {figures['bound_s']} s", file=sys.stderr, flush=True)
+    return figures
+
+
 def measure(profile: Profile, payload: Payload, directory: Path) -> Figures:
     with shaped(profile) as network:
         nodes = Nodes(network, directory, "relay", payload, None)
         nodes.wait_until_linked(profile)
-        first = figures_of(measured(nodes, profile, [], payload), profile, [])
+        first = told("first", figures_of(measured(nodes, profile, [], payload), profile, []))
         learner = psutil.Process(nodes.learner.process.pid)
         before = learner.cpu_times()
-        second = figures_of(measured(nodes, profile, [], payload), profile, [])
+        second = told("second", figures_of(measured(nodes, profile, [], payload), profile, []))
         after, rss = learner.cpu_times(), learner.memory_info().rss
         faults = kills(profile)
         killed = figures_of(measured(nodes, profile, faults, payload), profile, faults)

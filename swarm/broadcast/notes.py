@@ -12,7 +12,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from swarm.types import Address, Count, NodeId
+from swarm.types import Address, NodeId
 from swarm.wire import Message
 
 MAX_INDICES = 64  # In one note: the most chunks that a receiver asks for at a time
@@ -77,10 +77,9 @@ class Have(Message, frozen=True, tag=4):
 
 class Complete(Message, frozen=True, tag=5):
     """The sender holds the whole version. With `chunks` False only the learner is told: it counts on none of the
-    sender's chunks, and `fed` are the bytes of chunks that each peer was the first to give."""
+    sender's chunks."""
 
     chunks: bool = True
-    fed: Annotated[tuple[tuple[Node, Count], ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 
 
 class Want(Message, frozen=True, tag=6):

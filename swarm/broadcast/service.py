@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from statistics import median_low
 from typing import Any
 
 from aiohttp import web
@@ -19,14 +18,27 @@ from swarm.broadcast.announcing import DIRECT_BYTES, forwarders_of, parts_of
 from swarm.broadcast.coding import coding_pool, spare_threads
 from swarm.broadcast.encoding import Encoders
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import MESH_PEERS, PeerProfile, Planning, PlanOf, Uplinks, VersionPlan, plan_of
+from swarm.broadcast.forest.planner import MESH_PEERS, PeerProfile, Planning, PlanOf, VersionPlan, plan_of
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import ADDRESSES, Courier, Member, NoteKind, Roster
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.disk import DiskFull
 from swarm.broadcast.store.store import BegunVersion, HeldVersion
-from swarm.broadcast.transfers import HEAD, MAX_ACTIVE, ROSTER, ROUTES, SEGMENT, TABLE, Link, Transfer, Transfers
+from swarm.broadcast.transfers import (
+    FILLER,
+    HEAD,
+    MAX_ACTIVE,
+    PROBE,
+    ROSTER,
+    ROUTES,
+    SEGMENT,
+    TABLE,
+    Link,
+    Transfer,
+    Transfers,
+)
+from swarm.broadcast.uplinks import Uplinks
 from swarm.broadcast.version.codec import FULL_RATIO
 from swarm.broadcast.version.manifest import SEGMENT_TABLE_BYTES, Layout, needs_base, trained_spans
 from swarm.errors import ProtocolError
@@ -43,16 +55,13 @@ MAX_LINKS = 2000  # Links that `status` names: more than a screen can draw
 
 @dataclass(slots=True, kw_only=True)
 class Spreading:
-    """How one version spreads. `complete_s` are seconds since its announcement, by receiver. `fed` are the bytes that
-    each node gave the `reporters`. `sent_bytes` is set once the transfer is over."""
+    """How one version spreads. `complete_s` are seconds since its announcement, by receiver. `sent_bytes` is set once
+    the transfer is over."""
 
     raw_bytes: int
     encoded_bytes: int
     codecs: dict[str, int]
-    began_at: float
     announced_at: float
-    reporters: set[NodeId] = field(default_factory=set)
-    fed: Counter[NodeId] = field(default_factory=Counter)
     complete_s: dict[NodeId, float] = field(default_factory=dict)
     sent_bytes: int = 0
 
@@ -72,14 +81,14 @@ class BroadcastService:
         self._key = key
         self._station = station
         self._planning = Planning(station.me, plan_of)
-        self._measured = Uplinks()
+        self._uplinks = Uplinks()
         self._pool = coding_pool()
         self._encoders = Encoders(spare_threads(), self._pool, directory)
         self._versions: PublishedVersions | None = None
         self._layout: Layout | None = None
         self._transfers = Transfers(
             is_leaf=lambda node: not station.public_at(node),
-            on_frame=_refuse,
+            on_frame=self._on_frame,
             on_link=self._on_link,
             on_complete=lambda transfer: None,
             on_fault=lambda node: self._links.bar(node),
@@ -235,13 +244,12 @@ class BroadcastService:
         assert self._layout is not None
         version = held.head.version
         self._retire(held)
-        begun, now = self._transfers.active.get(version), time.monotonic()
+        begun = self._transfers.active.get(version)
         self._spreading[version] = Spreading(
             raw_bytes=self._layout.total_bytes,
             encoded_bytes=held.table.encoded_bytes,
             codecs=dict(Counter(entry.codec for entry in held.table.regions)),
-            began_at=begun.began_at if begun is not None else now,
-            announced_at=now,
+            announced_at=time.monotonic(),
         )
         while len(self._spreading) > MAX_SHOWN:
             del self._spreading[min(self._spreading)]
@@ -283,13 +291,9 @@ class BroadcastService:
         return len(self._transfers.links) > MESH_PEERS or (plan is not None and bool(plan.trees))
 
     def _plan(self, version: VersionId, encoded_bytes: int, chunk_bytes: int) -> None:
-        last = self._spreading.get(self.newest.head.version) if self.newest is not None else None
-        if last is not None and last.complete_s:
-            took_s = last.announced_at - last.began_at + median_low(last.complete_s.values())
-            self._measured.measure(last.fed, took_s, self._all())
         profiles = self._profiles()
-        uplink = self._measured.of([self._station.me])[self._station.me] or self._transfers.uplink_bytes_per_s
-        self._planning.begin(profiles, uplink, encoded_bytes, chunk_bytes)
+        uplink = self._transfers.uplink_bytes_per_s
+        self._planning.begin(profiles, uplink, encoded_bytes, chunk_bytes, now=time.monotonic())
         # The links of a new plan take a round trip, so they come first.
         self._send_rosters(profiles)
         self._routes = {}
@@ -357,14 +361,11 @@ class BroadcastService:
         return int(FULL_RATIO * trained) if full else self.version_bytes
 
     def _profiles(self) -> dict[NodeId, PeerProfile]:
-        public_at, uplinks = self._station.public_at, self._measured.of(sorted(self._transfers.links))
+        public_at, uplinks = self._station.public_at, self._uplinks.of(sorted(self._transfers.links))
         return {
             node: PeerProfile(node=node, public=bool(public_at(node)), uplink_bytes_per_s=uplink)
             for node, uplink in uplinks.items()
         }
-
-    def _all(self) -> set[NodeId]:
-        return {self._station.me, *self._transfers.links}
 
     def _publics(self) -> dict[NodeId, float]:
         """Return the uplinks of the linked publics."""
@@ -382,11 +383,15 @@ class BroadcastService:
 
     def _follow_links(self) -> None:
         """Tell receivers about one another. Adapt the trees to who is linked and who falls behind."""
-        profiles = self._profiles()
+        profiles, now = self._profiles(), time.monotonic()
+        idle = all(map(self._is_delivered, self._transfers.active))
+        for node in self._uplinks.due(self._transfers.links, idle=idle, now=now):
+            self._transfers.links[node].send(PROBE, NO_VERSION, b"")
         changed = self._planning.follow(profiles)
         for courier in self._transfers.couriers():
-            if isinstance(courier, TreeCourier):
-                changed |= self._planning.relieve(courier.complaints(), now=time.monotonic())
+            if isinstance(courier, TreeCourier) and (slower := self._planning.relieve(courier.complaints(), now=now)):
+                self._uplinks.lower(slower)
+                changed = True
         if changed:
             self._send_routes(self._transfers.active)
         self._send_rosters(profiles)
@@ -422,14 +427,15 @@ class BroadcastService:
                 courier.set_routes(plan.routes_of(self._station.me), now=time.monotonic())
         self._transfers.stir()
 
-    def _on_peer_complete(self, node: NodeId, version: VersionId, fed: Mapping[NodeId, int]) -> None:
-        if (spreading := self._spreading.get(version)) is None:
-            return
-        spreading.complete_s.setdefault(node, time.monotonic() - spreading.announced_at)
-        # A receiver gets a version once: a lie makes another node faster by no more than that.
-        if fed and node not in spreading.reporters and sum(fed.values()) <= spreading.encoded_bytes:
-            spreading.reporters.add(node)
-            spreading.fed.update({peer: fed[peer] for peer in self._all() & fed.keys() - {node}})
+    def _on_peer_complete(self, node: NodeId, version: VersionId) -> None:
+        if (spreading := self._spreading.get(version)) is not None:
+            spreading.complete_s.setdefault(node, time.monotonic() - spreading.announced_at)
+
+    def _on_frame(self, node: NodeId, frame: Frame, payload: bytes) -> None:
+        if frame.type != FILLER:
+            raise ProtocolError("receivers announce nothing")
+        if not self._uplinks.came(node, frame.size, now=time.monotonic()):
+            raise ProtocolError("more of a probe than was asked for")
 
     def _spread(self, version: VersionId) -> dict[str, Any]:
         spreading = self._spreading[version]
@@ -453,7 +459,3 @@ class BroadcastService:
         missing = self._transfers.links.keys() - spreading.complete_s.keys()
         held = {node: sum(courier.held_by(node) for courier in couriers) for node in missing}
         return {node: round(chunks / count, 3) for node, chunks in held.items() if chunks}
-
-
-def _refuse(node: NodeId, frame: Frame, payload: bytes) -> None:
-    raise ProtocolError("receivers announce nothing")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,6 +21,7 @@ from swarm.broadcast.announcing import PART_BYTES
 from swarm.broadcast.forest.planner import MAX_CHUNKS
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Note, NoteKind, Routing, Send
 from swarm.broadcast.store.store import Held, HeldVersion
+from swarm.broadcast.uplinks import FILLER_BYTES, PROBE_BYTES, PROBE_S
 from swarm.broadcast.version.manifest import HEAD_BYTES, MAX_CHUNK_BYTES, MAX_SEGMENTS, SEGMENT_TABLE_BYTES
 from swarm.errors import ProtocolError
 from swarm.net.links import NO_VERSION
@@ -28,7 +29,7 @@ from swarm.net.stream import Frame, Outgoing, Stream
 from swarm.types import NodeId, VersionId
 from swarm.wire import encode
 
-NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES, SEGMENT = range(3, 10)
+NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES, SEGMENT, PROBE, FILLER = range(3, 12)
 """Types of frames. Types 1 and 2 are in net/links.py."""
 
 ROSTER_BYTES = 512 * 1024  # 256 members of 2 KiB: four addresses with names of the full length
@@ -42,8 +43,13 @@ CAPS = {
     ROSTER: ROSTER_BYTES,
     ROUTES: ROUTES_BYTES,
     SEGMENT: SEGMENT_TABLE_BYTES,
+    PROBE: 0,
+    FILLER: FILLER_BYTES,
 }
 """Largest payload of each type. It is checked before a buffer is made."""
+
+FILLER_FRAME = Frame(FILLER, FILLER_BYTES, NO_VERSION).pack()
+FILLER_PAYLOAD = bytes(FILLER_BYTES)
 
 MAX_ACTIVE = 4  # Versions under way at once. A node that is further behind catches up (receiver/catchup.py).
 MAX_FAULTS = 3  # Wrong chunks from one link before its node is dropped: one may be a broken disk or memory
@@ -76,13 +82,10 @@ class Part:
 @dataclass(slots=True)
 class Transfer:
     """One version under way at this node, in `parts`: those of its segments that are open. `sent_bytes` counts its
-    chunks that went out, with their frames, `fed` the bytes that each peer was the first to give. `began_at`,
-    `first_chunk_at` and `completed_at` are moments of the monotonic clock."""
+    chunks that went out, with their frames. `first_chunk_at` and `completed_at` are moments of the monotonic clock."""
 
     held: Held
     parts: list[Part] = field(default_factory=list)
-    fed: Counter[NodeId] = field(default_factory=Counter)
-    began_at: float = field(default_factory=time.monotonic)
     first_chunk_at: float | None = None
     completed_at: float | None = None
     sent_bytes: int = 0
@@ -102,8 +105,7 @@ class Transfers:
 
     `is_leaf(node)` says whether a peer only dials out. `on_frame` gets announcements, `on_link` hears of new and lost
     links, `on_complete` of versions that are complete here, `on_fault` of a node that sent wrong chunks too often,
-    `on_peer_complete` of a peer that has a whole version, with who fed it, `on_chunk` of every chunk that is here, once
-    or more often.
+    `on_peer_complete` of a peer that has a whole version, `on_chunk` of every chunk that is here, once or more often.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class Transfers:
         on_link: Callable[[NodeId, bool], None],
         on_complete: Callable[[Transfer], None],
         on_fault: Callable[[NodeId], None],
-        on_peer_complete: Callable[[NodeId, VersionId, Mapping[NodeId, int]], None] = lambda node, version, fed: None,
+        on_peer_complete: Callable[[NodeId, VersionId], None] = lambda node, version: None,
         on_chunk: Callable[[VersionId, int], None] = lambda version, index: None,
     ) -> None:
         self._is_leaf = is_leaf
@@ -226,7 +228,7 @@ class Transfers:
     def _measure(self, now: float) -> None:
         if now - self._measured_at < RATE_S:
             return
-        sent = self.sent_bytes
+        sent = self.sent_bytes - sum(link.stream.unacknowledged_bytes for link in self.links.values())
         rate = (sent - self._sent_before) / (now - self._measured_at)
         self.uplink_bytes_per_s = max(rate, PEAK_DECAY * self.uplink_bytes_per_s)
         for link in self.links.values():
@@ -242,7 +244,7 @@ class Transfers:
     def hear(self, link: Link, version: VersionId, segment: int, note: Note) -> None:
         if isinstance(note, Complete) and not note.chunks:
             # The core must not hear of it: it would count on the peer's chunks.
-            self._on_peer_complete(link.node, version, dict(note.fed))
+            self._on_peer_complete(link.node, version)
             return
         if (found := self._find(version, segment)) is not None:
             self._hear(link, *found, note)
@@ -268,7 +270,7 @@ class Transfers:
         if isinstance(note, Complete):
             part.done.add(link.node)
             if transfer.is_done(link.node):
-                self._on_peer_complete(link.node, transfer.held.version, {})
+                self._on_peer_complete(link.node, transfer.held.version)
         self.stir()
 
     def take_chunk(self, link: Link, frame: Frame, payload: memoryview, via: NodeId | None) -> None:
@@ -288,11 +290,9 @@ class Transfers:
         if chunks.spans[index].nbytes != frame.size:
             self.reject(link, "shape")
             return
-        if not chunks.has(index):
-            if not chunks.put(index, payload):
-                self.reject(link, "digest")
-                return
-            transfer.fed[link.node] += frame.size
+        if not chunks.has(index) and not chunks.put(index, payload):
+            self.reject(link, "digest")
+            return
         now = time.monotonic()
         transfer.first_chunk_at = transfer.first_chunk_at or now
         self._on_chunk(frame.version, index)
@@ -329,6 +329,7 @@ class Link:
         self._early: dict[tuple[VersionId, int], Have | Complete] = {}
         self._queue: deque[Outgoing] = deque()
         self._scratch = memoryview(bytearray(0))
+        self._filler_bytes, self._fill_until = 0, 0.0
 
     def say(self, version: VersionId, note: Note, segment: int = 0) -> None:
         self.send(NOTE, version, encode(note), segment=segment)
@@ -351,6 +352,11 @@ class Link:
             return
         frame = Frame(type_, len(payload), version, int(kind), index, segment=segment)
         self._queue.append(Outgoing(frame.pack(), payload))
+        self.stream.wake()
+
+    def fill(self) -> None:
+        """Show the learner what this node can send: filler behind all else, for a short while."""
+        self._filler_bytes, self._fill_until = PROBE_BYTES, time.monotonic() + PROBE_S
         self.stream.wake()
 
     def measure(self, elapsed_s: float) -> None:
@@ -381,6 +387,9 @@ class Link:
             for segment, part in enumerate(transfer.parts):
                 if self.node in part.joined and (found := self._next_of(transfer, segment, part, now)) is not None:
                     return found
+        if self._filler_bytes > 0 and now < self._fill_until:
+            self._filler_bytes -= FILLER_BYTES
+            return Outgoing(FILLER_FRAME, FILLER_PAYLOAD)
         return None
 
     def _next_of(self, transfer: Transfer, segment: int, part: Part, now: float) -> Outgoing | None:

@@ -150,6 +150,13 @@ class Stream:
             with suppress(OSError):  # a kernel without it, as in tune
                 self._sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted)
 
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """Return what the kernel took and the other end has not confirmed: it may not have left this machine."""
+        with suppress(OSError):  # where a kernel does not tell
+            return int.from_bytes(fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0\0\0\0"), sys.byteorder)
+        return 0
+
     def close(self, error: Exception | None = None) -> None:
         if self._closed:
             return

@@ -18,7 +18,6 @@ wait for the link. This node has at most MAX_INDICES open asks in all.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
@@ -43,10 +42,11 @@ TICK_S = 1.0  # How often the node looks for overdue chunks
 PATIENCE_TICKS = 3
 """A chunk is missed once its parent sent a later one 3 s ago. Chunks go by index, and a retransmission takes less."""
 
-ORPHAN_S = 1.0  # A stripe without a linked parent is pulled after this time; a new plan mostly comes sooner
+ORPHAN_S = 1.0  # A stripe whose parent left is pulled after this time; a new plan mostly comes sooner
 
 SILENT_S = 8.0
-"""A silent stripe with a linked parent is pulled after this time: an orphaned parent has recovered by then."""
+"""A silent stripe is pulled after this time: an orphaned parent has recovered by then, and a parent that was not linked
+yet is."""
 
 SILENT_INTERVALS = 8  # On top of SILENT_S, in mean intervals between chunks, because a slow swarm needs longer
 
@@ -54,14 +54,15 @@ END_SHARE = 0.03
 """If another peer has been complete for this share of the transfer's time, the parents of the chunks still missing are
 too slow. A shorter delay is normal for the last chunks."""
 
-BEHIND_S = 4.0
+BEHIND_S = 8.0
 """A stripe this far behind the median stripe, and still losing ground, has a parent that cannot keep up."""
 
-BEHIND_SHARE = 0.5
-"""The stripe must also run at under half of the others' pace. Where all uplinks are full, a few percent are nobody's
-fault, and moving children for that would cost more than it gains."""
+BEHIND_SHARE = 0.8
+"""The stripe must also run at under a fifth of the others' pace. Where all uplinks are full, stripes that started late
+catch up at the others' cost, which is nobody's fault: at half of the pace, moves made a transfer of 64 peers take 1.5
+times as long."""
 
-BEHIND_TICKS = 3  # Ticks over which falling behind is measured; a new parent gets as many to catch up
+BEHIND_TICKS = 5  # Ticks over which falling behind is measured; a new parent gets as many to catch up
 ASK_S = 4.0  # An unanswered ask goes to another peer after this time
 TRIES = 2  # Peers asked in vain before the learner is asked
 
@@ -86,6 +87,7 @@ class Pulls:
         self._front = [-1] * stripes
         self._fronts: deque[list[int]] = deque(maxlen=PATIENCE_TICKS)
         self._moved_at: list[float | None] = [None] * stripes
+        self._orphaned = [False] * stripes
         self._began_at: float | None = None
         self._arrived_at = 0.0
         self._arrivals = 0
@@ -99,9 +101,10 @@ class Pulls:
         """Start the patience of every stripe when the first link is up. Later calls change nothing."""
         self._moved_at = [now if at is None else at for at in self._moved_at]
 
-    def restart(self, stripe: int, *, now: float) -> None:
-        """Start a stripe's patience again, because its parent came, went or changed."""
+    def restart(self, stripe: int, *, orphaned: bool = False, now: float) -> None:
+        """Start a stripe's patience again, because its parent came, changed or left."""
         self._moved_at[stripe] = now
+        self._orphaned[stripe] = orphaned
         self._changed[stripe] = BEHIND_TICKS
 
     def arrived(self, index: int, *, from_parent: bool, now: float) -> None:
@@ -136,13 +139,12 @@ class Pulls:
         self.asks.clear()
         self._tries.clear()
 
-    def overdue(self, linked: Sequence[bool], *, now: float) -> list[int]:
-        """Return at most MAX_INDICES chunks that are missing, late and not asked for, in index order. `linked` says
-        which stripes have a linked parent.
+    def overdue(self, *, now: float) -> list[int]:
+        """Return at most MAX_INDICES chunks that are missing, late and not asked for, in index order.
 
         Call it once a tick: it remembers how far each stripe was PATIENCE_TICKS ago.
         """
-        lost = [self._is_lost(stripe, linked[stripe], now) for stripe in range(self._stripes)]
+        lost = [self._is_lost(stripe, now) for stripe in range(self._stripes)]
         end = self._count if all(lost) else self._reach + 1
         fronts = self._fronts[0] if len(self._fronts) == PATIENCE_TICKS else [-1] * self._stripes
         found: list[int] = []
@@ -183,11 +185,12 @@ class Pulls:
     def _is_ending(self, whole_at: float, now: float) -> bool:
         return self._began_at is not None and now - whole_at >= max(TICK_S, END_SHARE * (now - self._began_at))
 
-    def _is_lost(self, stripe: int, linked: bool, now: float) -> bool:
+    def _is_lost(self, stripe: int, now: float) -> bool:
         moved_at = self._moved_at[stripe]
         if moved_at is None:
             return False
-        return now - moved_at >= (SILENT_S + SILENT_INTERVALS * self._interval_s() if linked else ORPHAN_S)
+        silent_s = SILENT_S + SILENT_INTERVALS * self._interval_s()
+        return now - moved_at >= (ORPHAN_S if self._orphaned[stripe] else silent_s)
 
     def _interval_s(self) -> float:
         """Return the mean time between two chunks of a stripe, from the first arrival to the last."""
@@ -210,6 +213,8 @@ class Pulls:
 
 
 ASKED_OF_ONE = 16  # Chunks asked of one peer at a time: 1 MiB of 64 KiB chunks
+
+REPAIR_SHARE = 1 / 8  # Chunks sent again for each new one, while there are new ones
 
 MAX_NOTES = 2
 """A peer with this many notes waiting is sent no more requests or complaints. The newest Have may come on top."""
@@ -259,6 +264,8 @@ class TreeCourier:
         self._limit = LEAD_ROUNDS * self.stripes
         self._until_paced = 0
         self._ahead: dict[NodeId, None] = {}
+        self._repairs = 0.0  # Chunks that may be sent again now although there are new ones
+        self._waiting: dict[NodeId, None] = {}  # Links with chunks to send again, later
         self._tick_at: float | None = None
         self._whole_at: float | None = None
         self._complaints: dict[tuple[NodeId, int], None] = {}
@@ -322,7 +329,7 @@ class TreeCourier:
             del self._pulls.asks[index]
         for stripe, parent in enumerate(self._routes.parents):
             if parent == peer:
-                self._pulls.restart(stripe, now=now)
+                self._pulls.restart(stripe, orphaned=True, now=now)
         self._arm(now)
 
     # -- what comes in ---------------------------------------------------------------------------------------
@@ -417,9 +424,27 @@ class TreeCourier:
                 break
             index = heappop(link.queue)
             if not has_bit(link.theirs, index):
+                self._allow_repairs(REPAIR_SHARE)
                 return self._give(link, index, NoteKind.FRESH)
-        # Repairs come last: on a full uplink they would slow down the trees, and so cause more repairs.
-        return self._give(link, link.asked.popleft(), NoteKind.COPY) if link.asked else None
+        return self._repair(peer, link, now)
+
+    def _repair(self, peer: NodeId, link: _Link, now: float) -> Send | None:
+        """Send what the peer asked for, but let the trees, also those of other links, have most of the uplink. Else
+        repairs slow them down, and cause more repairs."""
+        if not link.asked:
+            return None
+        if self._repairs < 1 and any(other.queue for other in self._links.values()):
+            self._waiting[peer] = None
+            self._arm(now)
+            return None
+        self._repairs = max(0.0, self._repairs - 1)
+        return self._give(link, link.asked.popleft(), NoteKind.COPY)
+
+    def _allow_repairs(self, chunks: float) -> None:
+        self._repairs = min(ASKED_OF_ONE, self._repairs + chunks)
+        if self._repairs >= 1:
+            self._ready.update(self._waiting)
+            self._waiting.clear()
 
     def _may_lead(self, index: int) -> bool:
         """Return True if a link may send `index` now. The limit rises as the median link moves on."""
@@ -462,7 +487,7 @@ class TreeCourier:
         return self._tick_at
 
     def _arm(self, now: float) -> None:
-        if self._tick_at is None and (not self.complete or self._ahead):
+        if self._tick_at is None and (not self.complete or self._ahead or self._waiting):
             self._tick_at = now + TICK_S
 
     def tick(self, *, now: float) -> None:
@@ -471,6 +496,9 @@ class TreeCourier:
         self._tick_at = None
         if self._ahead:
             self._walk()
+        if self._waiting:
+            # At least one a second, because the links that have new chunks may stand still.
+            self._allow_repairs(1)
         if not self.complete and self._links:
             self._complain()
             self._pull(now)
@@ -495,8 +523,7 @@ class TreeCourier:
         self._pulls.expire(now=now)
         asked_of = Counter(ask.peer for ask in self._pulls.asks.values())
         wants: dict[NodeId, list[int]] = {}
-        overdue = self._pulls.overdue([parent in self._links for parent in self._routes.parents], now=now)
-        for index in overdue or self._pulls.last_missing(whole_at=self._whole_at, now=now):
+        for index in self._pulls.overdue(now=now) or self._pulls.last_missing(whole_at=self._whole_at, now=now):
             peer = self._holder_of(index, asked_of)
             if peer is not None and len(self._pulls.asks) < MAX_INDICES:
                 self._pulls.ask(index, peer, now=now)

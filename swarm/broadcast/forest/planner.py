@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heapreplace
-from statistics import median, median_low
+from statistics import median
 from typing import Literal
 
 from swarm.broadcast.notes import MAX_MEMBERS, NO_NODE, Member, Roster, Routing
@@ -34,29 +34,6 @@ death orphans one subtree for each child. 16 reaches 4,096 peers in three hops."
 
 NEAR = 64  # A parent looks among this many waiting peers for one that it does not feed yet
 Tree = dict[NodeId, NodeId]  # The parent of every peer
-
-KEPT = 0.9  # Of a measured rate, from one version to the next: a node may have been asked for less
-MAX_SPREAD = 8.0  # Times the median that a node may count for: accomplices can report any rate
-MIN_TOOK_S = 0.1  # What a small version takes at least: shorter times are of the announcement, not of the uplinks
-
-
-class Uplinks:
-    """The uplinks that plans count on: what receivers say that they got from a node, and the median where they got
-    nothing. What a node claims itself costs it nothing, and counts for nothing."""
-
-    def __init__(self) -> None:
-        self._measured: dict[NodeId, float] = {}
-
-    def measure(self, fed: Mapping[NodeId, int], took_s: float, nodes: Iterable[NodeId]) -> None:
-        """Take how many bytes each of `nodes` gave others of one version, and how long that took most of them."""
-        before, took_s = self._measured, max(took_s, MIN_TOOK_S)
-        self._measured = {node: max(fed.get(node, 0) / took_s, KEPT * before.get(node, 0.0)) for node in nodes}
-
-    def of(self, nodes: Iterable[NodeId]) -> dict[NodeId, float]:
-        """Return the uplink of each node in bytes/s. All are 0 while nothing was measured."""
-        known = [rate for rate in self._measured.values() if rate > 0]
-        middle = median_low(known) if known else 0.0
-        return {node: min(self._measured.get(node) or middle, MAX_SPREAD * middle) for node in nodes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,6 +394,8 @@ class Relief:
         return above is not None
 
 
+GAIN = 1.05  # Times faster that other trees have to be to be worth their new links
+LINKING_S = 15.0  # From new trees until complaints count: before, some links are up and others are not
 RELIEF_S = 1.5  # How long complaints are gathered: they come later from further down a tree
 
 
@@ -427,7 +406,7 @@ class Planning:
         self._learner = learner
         self._plan_of = plan_of
         self._relief = Relief()
-        self._relieved_at = 0.0
+        self._deaf_until = 0.0
         self.plan: VersionPlan | None = None
 
     def chunk_bytes(self, peers: Mapping[NodeId, PeerProfile], expected_bytes: int) -> int:
@@ -435,14 +414,18 @@ class Planning:
         return self._plan_of(self._profile(0.0), list(peers.values()), expected_bytes).chunk_bytes
 
     def begin(
-        self, peers: Mapping[NodeId, PeerProfile], uplink: float, encoded_bytes: int, chunk_bytes: int
+        self, peers: Mapping[NodeId, PeerProfile], uplink: float, encoded_bytes: int, chunk_bytes: int, *, now: float
     ) -> VersionPlan:
         """Return the plan for a version that is about to be announced."""
-        fresh = self._plan_of(self._profile(uplink), list(peers.values()), encoded_bytes)
-        if self.plan is None or self.plan.scheme != fresh.scheme:
-            self.plan = fresh
         self.follow(peers)
-        self.plan = replace(self.plan, chunk_bytes=chunk_bytes)
+        fresh, kept = self._plan_of(self._profile(uplink), list(peers.values()), encoded_bytes), self.plan
+        if kept is not None and kept.scheme == fresh.scheme:
+            kept = replace(kept, learner=fresh.learner, peers=fresh.peers)
+            if GAIN * kept.rate_bytes_per_s >= fresh.rate_bytes_per_s:
+                fresh = kept
+        if fresh is not kept:
+            self._deaf_until = now + LINKING_S
+        self.plan = replace(fresh, chunk_bytes=chunk_bytes)
         return self.plan
 
     def follow(self, peers: Mapping[NodeId, PeerProfile]) -> bool:
@@ -458,14 +441,14 @@ class Planning:
             self.plan = repaired(plan, gone=gone, joined=joined)
         return self.plan is not plan
 
-    def relieve(self, complaints: Iterable[tuple[NodeId, int]], *, now: float) -> bool:
-        """Give other parents to nodes that fall behind. Return True if the plan changed."""
+    def relieve(self, complaints: Iterable[tuple[NodeId, int]], *, now: float) -> dict[NodeId, float]:
+        """Give other parents to nodes that fall behind. Return the uplinks that their old parents seem to have."""
         plan = self.plan
-        if plan is None or now - self._relieved_at < RELIEF_S:
-            return False
-        self._relieved_at = now
-        self.plan = self._relief.plan(plan, complaints, now=now)
-        return self.plan is not plan
+        if plan is None or now < self._deaf_until:
+            return {}
+        self._deaf_until = now + RELIEF_S
+        self.plan = new = self._relief.plan(plan, complaints, now=now)
+        return {node: peer.uplink_bytes_per_s for node, peer in new.peers.items() if peer != plan.peers[node]}
 
     def _profile(self, uplink: float) -> PeerProfile:
         return PeerProfile(node=self._learner, public=True, uplink_bytes_per_s=uplink)

@@ -26,6 +26,7 @@ from swarm.broadcast.store.store import BegunVersion, ChunkFile, HeldVersion, Si
 from swarm.broadcast.transfers import (
     HEAD,
     MAX_ACTIVE,
+    PROBE,
     ROSTER,
     ROSTER_BYTES,
     ROUTES,
@@ -126,6 +127,8 @@ class Opening:
             raise ProtocolError("only the learner announces")
         elif frame.type == ROSTER:
             self._neighbours.take_roster(decode(payload, Roster, cap_bytes=ROSTER_BYTES))
+        elif frame.type == PROBE:
+            self._transfers.links[node].fill()
         elif frame.type == ROUTES:
             self._take_routes(frame.version, decode(payload, Routing, cap_bytes=ROUTES_BYTES))
         elif frame.type == HEAD:

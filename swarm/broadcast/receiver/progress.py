@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Literal, get_args
 
-from swarm.broadcast.notes import MAX_MEMBERS, Complete
+from swarm.broadcast.notes import Complete
 from swarm.broadcast.store.store import VersionStore
 from swarm.broadcast.transfers import Link, Transfers
 from swarm.types import NodeId, VersionId
@@ -48,7 +48,7 @@ class VersionProgress:
         return {version: transfer.held.chunks.missing for version, transfer in self._transfers.active.items()}
 
     def tell(self, learner: NodeId, store: VersionStore, in_map: VersionId | None) -> None:
-        """Tell the learner what is held and who gave it, once over each link."""
+        """Tell the learner what is held, once over each link."""
         link = self._transfers.links.get(learner)
         if link is None:
             return
@@ -58,7 +58,5 @@ class VersionProgress:
         if in_map is not None:
             held.add(in_map)
         for version in sorted(held - self._told):
-            transfer = self._transfers.active.get(version)
-            fed = tuple(transfer.fed.most_common(MAX_MEMBERS)) if transfer is not None else ()
-            link.say(version, Complete(chunks=False, fed=fed))
+            link.say(version, Complete(chunks=False))
         self._told = frozenset(held)

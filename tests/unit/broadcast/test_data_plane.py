@@ -16,15 +16,15 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, forwarders_of, parts_of
+from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, parts_of
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.forest.planner import STRIPES, PeerProfile, Planning, Uplinks, VersionPlan, forest_of, slots_of
+from swarm.broadcast.forest.planner import PeerProfile, Planning, VersionPlan
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Member, NoteKind, Roster, Routing
 from swarm.broadcast.receiver import catchup, neighbours
 from swarm.broadcast.receiver.catchup import Download, Piece, catch_up
 from swarm.broadcast.receiver.receiver import Receiver
-from swarm.broadcast.service import BroadcastService, Spreading
+from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.base_model import BaseModel
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
@@ -44,7 +44,7 @@ from swarm.net.hosts import is_dialable
 from swarm.net.links import NO_VERSION, Station
 from swarm.net.pace import Pace
 from swarm.net.sessions import ServerSessions
-from swarm.net.stream import Frame
+from swarm.net.stream import Frame, Stream
 from swarm.types import Address, NodeId, VersionId
 from swarm.wire import decode, encode
 from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v
@@ -52,7 +52,7 @@ from tests.publishers import Publisher, hand_over, receiver_store
 from tests.simulator.broadcast.schemes import planner_named
 from tests.unit.broadcast.store.test_base_model import save
 from tests.unit.net.test_stream import VirtualLoop
-from tests.unit.wires import PATIENCE_S, many_turns, until
+from tests.unit.wires import PATIENCE_S, many_turns, pair_of_sockets, until
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ def test_no_roster_is_larger_than_receivers_take(scheme: str | None, planned: bo
     profiles, members = swarm_of(600, publics=1 if scheme is None else 600)
     planning = Planning(NodeId("learner"), planner_named(scheme))
     if planned:
-        planning.begin(profiles, 1e6, 10**8, 10**6)
+        planning.begin(profiles, 1e6, 10**8, 10**6, now=0.0)
     rosters = planning.rosters(members)
     for node, roster in rosters.items():
         assert decode(encode(roster), Roster, cap_bytes=ROSTER_BYTES) == roster
@@ -130,57 +130,6 @@ def test_routes_of_a_node_with_as_many_children_as_can_be_fit_into_their_frame()
     plan = VersionPlan(scheme="forest", chunk_bytes=1 << 16, learner=learner, peers=profiles, trees=(tree,) * 16)
     routing = decode(encode(plan.routes_of(hub)), Routing, cap_bytes=ROUTES_BYTES)
     assert {len(row) for row in routing.children} == {MAX_MEMBERS}
-
-
-# -- claims ---------------------------------------------------------------------------------------------------
-
-FAST, SLOW, LIAR = NodeId("fast"), NodeId("slow"), NodeId("liar")
-
-
-@pytest.mark.parametrize("honest", [1, 40, 200])
-def test_a_node_that_gives_nothing_has_no_more_than_a_median_nodes_share_of_a_forest_and_of_a_table(
-    honest: int,
-) -> None:
-    fed = {NodeId(f"{i:032x}"): 1_000_000 * (1 + i % 9) for i in range(honest)}
-    uplinks = Uplinks()
-    uplinks.measure(fed, 1.0, [*fed, LIAR])
-    believed = uplinks.of([LIAR, *fed])
-    profiles = [PeerProfile(node=node, public=True, uplink_bytes_per_s=rate) for node, rate in believed.items()]
-    learner = PeerProfile(node=NodeId("learner"), public=True, uplink_bytes_per_s=5e6)
-    slots = slots_of(forest_of(learner, profiles, STRIPES))
-    assert slots.get(LIAR, 0) <= max(slots.get(node, 0) for node in fed) <= 2 * STRIPES
-    parts = Counter(forwarders_of(32, believed))
-    assert parts[LIAR] <= max(2, 32 // len(believed))
-
-
-def test_a_node_counts_by_what_others_got_from_it() -> None:
-    uplinks = Uplinks()
-    assert uplinks.of([LIAR, FAST]) == {LIAR: 0.0, FAST: 0.0}
-    uplinks.measure({FAST: 8_000_000, SLOW: 2_000_000}, 2.0, [FAST, SLOW, LIAR])
-    assert uplinks.of([FAST, SLOW, LIAR, ALICE]) == {FAST: 4e6, SLOW: 1e6, LIAR: 1e6, ALICE: 1e6}
-    # A node that was asked for little since is not forgotten at once; one that left is.
-    uplinks.measure({SLOW: 2_000_000}, 2.0, [FAST, SLOW])
-    assert uplinks.of([FAST, SLOW]) == {FAST: 3.6e6, SLOW: 1e6}
-    uplinks.measure({FAST: 10**12, SLOW: 2_000_000}, 2.0, [FAST, SLOW])
-    assert uplinks.of([FAST, SLOW]) == {FAST: 8e6, SLOW: 1e6}, "accomplices may report any rate"
-    uplinks.measure({}, 2.0, [SLOW])
-    assert uplinks.of([FAST]) == {FAST: 9e5}
-
-
-def test_an_accomplice_makes_a_node_faster_by_one_version_a_transfer_at_most(
-    tmp_path: Path, first: HeldVersion
-) -> None:
-    hearer = Hearer(tmp_path / "receiver")
-    service = BroadcastService(tmp_path / "service", KEY, hearer.station)
-    version, whole = first.head.version, first.table.encoded_bytes
-    service._spreading[version] = Spreading(raw_bytes=0, encoded_bytes=whole, codecs={}, began_at=0.0, announced_at=0.0)
-    service._transfers.links |= dict.fromkeys((ALICE, BOB))  # type: ignore[arg-type]
-    for fed in ({BOB: 10**13}, {BOB: whole, NodeId("nobody"): 0}, {BOB: whole}):
-        service._on_peer_complete(ALICE, version, fed)
-    service._on_peer_complete(BOB, version, {BOB: whole})
-    assert service._spreading[version].fed == {BOB: whole}
-    service.close()
-    hearer.pool.shutdown()
 
 
 # -- whom a node asks -----------------------------------------------------------------------------------------
@@ -363,6 +312,26 @@ async def hearer(tmp_path: Path) -> AsyncIterator[Hearer]:
 @pytest.fixture
 def first(tmp_path: Path) -> HeldVersion:
     return Publisher(tmp_path / "learner").publish(0)
+
+
+async def test_a_probe_shows_what_a_receiver_can_send_and_no_more_is_taken(
+    hearer: Hearer, tmp_path: Path
+) -> None:
+    service = BroadcastService(tmp_path / "service", KEY, hearer.station)
+    here, there = pair_of_sockets()
+    stream, sender = (Stream(sock, upload=Pace(None), download=Pace(None)) for sock in (here, there))
+    stream.start(service._transfers.open_link(OTHER_KEY.node_id, stream))
+    sender.start(hearer.receiver._transfers.open_link(KEY.node_id, sender))
+
+    def rate() -> float:
+        service._follow_links()
+        return service._uplinks.of([OTHER_KEY.node_id])[OTHER_KEY.node_id]
+
+    await until(lambda: rate() > 0)
+    assert list(service._transfers.links) == [OTHER_KEY.node_id]
+    hearer.receiver._transfers.links[KEY.node_id].fill()
+    await until(lambda: not service._transfers.links)
+    service.close()
 
 
 @pytest.mark.parametrize("addresses", [(), (HERE,)], ids=["leaf", "public"])

@@ -97,7 +97,7 @@ class Party:
             on_link=lambda node, up: None,
             on_complete=lambda transfer: self.completed.append(transfer.held.version),
             on_fault=self._leave,
-            on_peer_complete=lambda node, version, fed: self.told.append((node, version)),
+            on_peer_complete=lambda node, version: self.told.append((node, version)),
         )
 
     def open(self, *, version: int = 0, seeder: bool = False) -> Transfer:
