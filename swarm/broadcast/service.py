@@ -204,6 +204,9 @@ class BroadcastService:
             "stream_bytes_sent": self._transfers.sent_bytes,
             "up_bytes_per_s": round(sum(link.bytes_per_s for link in self._transfers.links.values())),
             "uplink_bytes_per_s": round(self._transfers.uplink_bytes_per_s),
+            "uplinks": {
+                node: round(rate) for node, rate in self._uplinks.of(islice(self._transfers.links, MAX_LINKS)).items()
+            },
             "broadcasts": {
                 str(version): {**self._spread(version), **seen(version)}
                 for version in sorted(self._spreading)[-MAX_SHOWN:]
@@ -390,7 +393,7 @@ class BroadcastService:
         changed = self._planning.follow(profiles)
         for courier in self._transfers.couriers():
             if isinstance(courier, TreeCourier) and (slower := self._planning.relieve(courier.complaints(), now=now)):
-                self._uplinks.lower(slower)
+                self._uplinks.lower(slower, now=now)
                 changed = True
         if changed:
             self._send_routes(self._transfers.active)

@@ -1,9 +1,10 @@
-"""What each node can send: the learner asks it once for a little that means nothing, and times what comes.
+"""What each node can send: the learner asks it for a little that means nothing, and times what comes.
 
 What a node says of its own uplink costs it nothing, and what others say they got from it is only what a plan asked of
 it. A probe shows the line itself, before the first version, within a few percent: TCP's first round trips and the burst
-that a shaped line lets through are over in the half that counts. A node that joins is probed at once, since it feeds
-nobody yet. One whose uplink turned out smaller under way is asked again much later, while nothing is sent.
+that a shaped line lets through do not count. A node is probed when it joins, since it feeds nobody yet, and once more
+when it has got over its start; the greater rate counts. One whose uplink turned out smaller under way is asked again
+much later. All but the first probe wait until nothing is sent.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from statistics import median_low
 
 from swarm.types import NodeId
 
-PROBE_BYTES = 1024 * 1024  # 0.3 s of 30 Mbit/s, and once: a volunteer may pay for what is sent
+PROBE_BYTES = 1024 * 1024  # 0.3 s of 30 Mbit/s: a volunteer may pay for what is sent
 FILLER_BYTES = 4096  # One frame of it, behind whatever else a link has to say
-PROBE_S = 3.0  # What a slow line shows in this time is enough
-SILENT_S = 15.0  # A node that sent nothing of it by then is not waited for
+PROBE_S = 2.0  # For so long a node sends of it: what a slow line shows in this time is enough
+BURST_BYTES = 64 * 1024  # What a line may let through at once; of less, a quarter does not count
+LEAST_S = 1.0  # A shorter part of a probe shows how busy two machines are
+SILENT_S = 15.0  # What has not come by then is not waited for
 AT_ONCE = 2  # More would share the learner's downlink, and count for less than they are
-AGAIN_S = 600.0  # Until a node that turned out slower is asked once more
+SECOND_S = 60.0  # Until a node's second probe
+AGAIN_S = 600.0  # Until a node that fell behind is asked again
 MAX_SPREAD = 8.0  # Times the median that a node counts for: it may be fast in a probe alone, and then many wait for it
 
 
@@ -31,17 +35,20 @@ class _Probe:
     came: list[tuple[float, int]] = field(default_factory=list)
 
     def is_over(self, now: float) -> bool:
-        if not self.came:
+        if not self.came or now - self.asked_at > SILENT_S:
             return now - self.asked_at > SILENT_S
-        return self.came[-1][1] >= PROBE_BYTES or now - self.came[0][0] > PROBE_S
+        # A busy machine may pause: what it sends after its time counts, if it still comes.
+        (first_s, _), (last_s, nbytes) = self.came[0], self.came[-1]
+        return nbytes >= PROBE_BYTES or min(now - first_s - PROBE_S, now - last_s - LEAST_S) > 0
 
     def rate_bytes_per_s(self) -> float:
-        """Return the rate of the later half of the time, 0 if too little came to tell."""
-        if len(self.came) < 3:
+        """Return the rate after the first burst, or 0 if too little came to tell."""
+        nbytes = self.came[-1][1] if self.came else 0
+        counted = [one for one in self.came if one[1] >= min(BURST_BYTES, nbytes / 4)]
+        took_s = counted[-1][0] - counted[0][0] if counted else 0.0
+        if took_s < LEAST_S and nbytes < PROBE_BYTES:
             return 0.0
-        (first_s, _), (last_s, nbytes) = self.came[0], self.came[-1]
-        middle_s, before = next(one for one in reversed(self.came[:-1]) if one[0] <= (first_s + last_s) / 2)
-        return (nbytes - before) / max(last_s - middle_s, 1e-3)
+        return (nbytes - counted[0][1]) / max(took_s, 1e-3)
 
 
 class Uplinks:
@@ -49,49 +56,44 @@ class Uplinks:
 
     def __init__(self) -> None:
         self._rates: dict[NodeId, float] = {}
-        self._asked_at: dict[NodeId, float] = {}
-        self._due_bytes: dict[NodeId, int] = {}
-        self._lowered: set[NodeId] = set()
+        self._ask_at: dict[NodeId, float] = {}  # Of all linked nodes; infinity if nothing is left to ask
         self._probes: dict[NodeId, _Probe] = {}
+        self._awaited_bytes: dict[NodeId, int] = {}
 
     def due(self, linked: Iterable[NodeId], *, idle: bool, now: float) -> list[NodeId]:
         """Return the nodes to ask now for PROBE_BYTES. Forget those that are no longer linked; end what is over.
         `idle` says that no version is under way."""
         nodes = dict.fromkeys(linked)
-        for gone in [node for node in self._asked_at if node not in nodes]:
-            self._forget(gone)
+        for gone in [node for node in self._ask_at if node not in nodes]:
+            for known in (self._rates, self._ask_at, self._probes, self._awaited_bytes):
+                known.pop(gone, None)
         for node in [node for node, probe in self._probes.items() if probe.is_over(now)]:
-            if rate := self._probes.pop(node).rate_bytes_per_s():
-                self._rates[node] = rate
-                self._lowered.discard(node)
-        new = [node for node in nodes if node not in self._asked_at]
-        again = [node for node in sorted(self._lowered - self._probes.keys()) if now - self._asked_at[node] > AGAIN_S]
-        asked = [*new, *(again if idle else [])][: AT_ONCE - len(self._probes)]
+            rate = self._probes.pop(node).rate_bytes_per_s()
+            if rate and node in self._rates:
+                self._ask_at[node] = float("inf")
+            if rate:
+                self._rates[node] = max(rate, self._rates.get(node, 0.0))
+        new = [node for node in nodes if node not in self._ask_at]
+        again = [node for node, at in self._ask_at.items() if idle and now >= at]
+        asked = [*new, *again][: AT_ONCE - len(self._probes)]
         for node in asked:
-            self._asked_at[node], self._probes[node] = now, _Probe(now)
-            self._due_bytes[node] = self._due_bytes.get(node, 0) + PROBE_BYTES
+            self._ask_at[node], self._probes[node] = now + SECOND_S, _Probe(now)
+            self._awaited_bytes[node] = self._awaited_bytes.get(node, 0) + PROBE_BYTES
         return asked
 
     def came(self, node: NodeId, nbytes: int, *, now: float) -> bool:
         """Take what came of a probe. Return False if the node sends more than it was ever asked for."""
-        left = self._due_bytes[node] = self._due_bytes.get(node, 0) - nbytes
+        left = self._awaited_bytes[node] = self._awaited_bytes.get(node, 0) - nbytes
         if (probe := self._probes.get(node)) is not None and not probe.is_over(now):
             probe.came.append((now, nbytes + (probe.came[-1][1] if probe.came else 0)))
         return left >= 0
 
-    def lower(self, rates: Mapping[NodeId, float]) -> None:
+    def lower(self, rates: Mapping[NodeId, float], *, now: float) -> None:
         """Believe that these nodes can send no more than so many bytes/s: they fell behind with what was planned."""
-        for node, rate in rates.items():
-            if node in self._asked_at:
-                self._rates[node] = rate
-                self._lowered.add(node)
+        for node in rates.keys() & self._ask_at.keys():
+            self._rates[node], self._ask_at[node] = rates[node], now + AGAIN_S
 
     def of(self, nodes: Iterable[NodeId]) -> dict[NodeId, float]:
         """Return the uplink of each node in bytes/s, the median where none is known. All are 0 if nobody's is."""
         middle = median_low(self._rates.values()) if self._rates else 0.0
         return {node: min(self._rates.get(node, middle), MAX_SPREAD * middle) for node in nodes}
-
-    def _forget(self, node: NodeId) -> None:
-        for known in (self._rates, self._asked_at, self._due_bytes, self._probes):
-            known.pop(node, None)
-        self._lowered.discard(node)

@@ -314,9 +314,7 @@ def first(tmp_path: Path) -> HeldVersion:
     return Publisher(tmp_path / "learner").publish(0)
 
 
-async def test_a_probe_shows_what_a_receiver_can_send_and_no_more_is_taken(
-    hearer: Hearer, tmp_path: Path
-) -> None:
+async def test_a_probe_shows_what_a_receiver_can_send_and_no_more_is_taken(hearer: Hearer, tmp_path: Path) -> None:
     service = BroadcastService(tmp_path / "service", KEY, hearer.station)
     here, there = pair_of_sockets()
     stream, sender = (Stream(sock, upload=Pace(None), download=Pace(None)) for sock in (here, there))

@@ -8,7 +8,17 @@ import pytest
 
 from swarm.broadcast.announcing import forwarders_of
 from swarm.broadcast.forest.planner import STRIPES, PeerProfile, Planning, forest_of, slots_of
-from swarm.broadcast.uplinks import AGAIN_S, AT_ONCE, FILLER_BYTES, PROBE_BYTES, PROBE_S, SILENT_S, Uplinks
+from swarm.broadcast.uplinks import (
+    AGAIN_S,
+    AT_ONCE,
+    FILLER_BYTES,
+    LEAST_S,
+    PROBE_BYTES,
+    PROBE_S,
+    SECOND_S,
+    SILENT_S,
+    Uplinks,
+)
 from swarm.types import NodeId
 
 FAST, SLOW, LIAR = NodeId("fast"), NodeId("slow"), NodeId("liar")
@@ -19,13 +29,17 @@ def probed(rates: dict[NodeId, float], *, burst_bytes: int = 0) -> Uplinks:
     uplinks, now = Uplinks(), 0.0
     while asked := uplinks.due(rates, idle=False, now=now):
         for node in asked:
-            sent, at = 0, now
-            while sent < PROBE_BYTES and at <= now + PROBE_S:
-                uplinks.came(node, FILLER_BYTES, now=at)
-                sent += FILLER_BYTES
-                at += FILLER_BYTES / rates[node] if sent > burst_bytes else 0.0
-        now += PROBE_S + 0.1
+            answer(uplinks, node, rates[node], now=now, burst_bytes=burst_bytes)
+        now += PROBE_S + LEAST_S + 0.1
     return uplinks
+
+
+def answer(uplinks: Uplinks, node: NodeId, rate: float, *, now: float, burst_bytes: int = 0) -> None:
+    sent, at = 0, now
+    while sent < PROBE_BYTES and at <= now + PROBE_S:
+        uplinks.came(node, FILLER_BYTES, now=at)
+        sent += FILLER_BYTES
+        at += FILLER_BYTES / rate if sent > burst_bytes else 0.0
 
 
 @pytest.mark.parametrize("mbit", [0.4, 4.0, 40.0])
@@ -40,7 +54,7 @@ def test_few_nodes_are_probed_at_once_and_a_silent_one_is_not_waited_for() -> No
     assert uplinks.due(nodes, idle=True, now=SILENT_S - 1) == []
     assert uplinks.due(nodes, idle=True, now=SILENT_S + 1) == nodes[AT_ONCE:]
     assert set(uplinks.of(nodes).values()) == {0.0}, "nobody's uplink is known"
-    assert uplinks.due(nodes, idle=True, now=10 * AGAIN_S) == []
+    assert uplinks.due(nodes, idle=True, now=10 * AGAIN_S) == nodes[:AT_ONCE], "once more: they may have been busy"
 
 
 def test_an_unknown_uplink_is_the_median_and_none_counts_for_more_than_a_few_medians() -> None:
@@ -49,14 +63,37 @@ def test_an_unknown_uplink_is_the_median_and_none_counts_for_more_than_a_few_med
     assert believed == {FAST: pytest.approx(32e6, rel=0.01), SLOW: pytest.approx(1e6), LIAR: pytest.approx(4e6)}
 
 
+def test_a_node_is_probed_twice_and_the_greater_rate_counts() -> None:
+    uplinks = probed({FAST: 1e6})
+    assert uplinks.due([FAST], idle=False, now=2 * SECOND_S) == []
+    assert uplinks.due([FAST], idle=True, now=2 * SECOND_S) == [FAST]
+    answer(uplinks, FAST, 3e6, now=2 * SECOND_S)
+    assert uplinks.due([FAST], idle=True, now=10 * AGAIN_S) == []
+    assert uplinks.of([FAST])[FAST] == pytest.approx(3e6, rel=0.01)
+
+
+@pytest.mark.parametrize("moments", [[0.1] * 4, [0.1, 0.1, 0.1, 0.5], [0.1, 0.2, 0.3, 0.4]])
+def test_what_comes_from_a_machine_that_stood_still_tells_nothing(moments: list[float]) -> None:
+    uplinks = Uplinks()
+    uplinks.due([FAST], idle=True, now=0.0)
+    for moment in moments:
+        uplinks.came(FAST, FILLER_BYTES, now=moment)
+    assert uplinks.due([FAST], idle=True, now=SECOND_S - 1) == []
+    assert uplinks.of([FAST]) == {FAST: 0.0}
+    assert uplinks.due([FAST], idle=True, now=SECOND_S) == [FAST]
+
+
 def test_a_node_that_fell_behind_is_asked_again_much_later_while_nothing_is_sent() -> None:
     uplinks, both = probed({FAST: 4e6, SLOW: 1e6}), (FAST, SLOW)
-    uplinks.lower({FAST: 2e6, LIAR: 1.0})
+    uplinks.lower({FAST: 2e6, LIAR: 1.0}, now=0.0)
     assert uplinks.of([FAST])[FAST] == 2e6
-    assert uplinks.due(both, idle=True, now=AGAIN_S / 2) == []
+    assert uplinks.due(both, idle=True, now=AGAIN_S - 1) == [SLOW]
+    answer(uplinks, SLOW, 1e6, now=AGAIN_S - 1)
     assert uplinks.due(both, idle=False, now=2 * AGAIN_S) == []
     assert uplinks.due(both, idle=True, now=2 * AGAIN_S) == [FAST]
-    assert uplinks.due(both, idle=True, now=2 * AGAIN_S) == []
+    answer(uplinks, FAST, 3e6, now=2 * AGAIN_S)
+    assert uplinks.due(both, idle=True, now=10 * AGAIN_S) == []
+    assert uplinks.of([FAST])[FAST] == pytest.approx(3e6, rel=0.01)
 
 
 def test_more_filler_than_was_asked_for_is_refused_and_a_node_that_left_is_forgotten() -> None:
