@@ -5,10 +5,10 @@ bin/python -m benchmarks.forest --receivers 64 --profiles mixed
 
 Two profiles: `alike`, where every uplink has --up-mbit, and `mixed`, where every other uplink is an eighth of the rest,
 with the same mean. Lines are slow, so that two cores carry what 64 nodes send. Each receiver is `echo-node join --role
-relay`, over TLS, and what it holds at the end is compared with what was published. One swarm takes three versions of
-noise, one after the other: the first, for which the trees are planned without a measured uplink; the second; and a
-third, during which a tenth of the receivers, drawn by a seed, are killed when the median peer has half of it. Each is a
-single run.
+relay`, over TLS, and what it holds at the end is compared with what was published. One swarm, whose nodes have been
+linked for four minutes, takes three versions of noise, one after the other: the first, with which the links of the
+trees are opened; the second; and a third, during which a tenth of the receivers, drawn by a seed, are killed when the
+median peer has half of it. Each is a single run.
 
 ratio_first, ratio, ratio_killed   the time until the last receiver holds every chunk, verified, from the announcement,
                                    over the bound of benchmarks/links.py: the physical limit of these lines
@@ -22,6 +22,7 @@ import argparse
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 from random import Random
 
@@ -46,6 +47,9 @@ DOWN_TIMES = 4  # A downlink is so many times the mean uplink, as at home
 KILLED_SHARE = 0.1
 KILLED_AT = 0.5
 SEED = 1
+HEAD_START_S = (
+    240.0  # After the last node has linked: two rounds of probes (swarm/broadcast/uplinks.py) take three minutes
+)
 MOST_APART = 8.0  # The fastest uplink of a mixed profile over the slowest
 
 
@@ -72,6 +76,7 @@ def measure(profile: Profile, payload: Payload, directory: Path) -> Figures:
     with shaped(profile) as network:
         nodes = Nodes(network, directory, "relay", payload, None)
         nodes.wait_until_linked(profile)
+        time.sleep(HEAD_START_S)
         first = told("first", figures_of(measured(nodes, profile, [], payload), profile, []))
         learner = psutil.Process(nodes.learner.process.pid)
         before = learner.cpu_times()
