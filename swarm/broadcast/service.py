@@ -48,6 +48,7 @@ from swarm.net.stream import Frame, Incoming
 from swarm.types import NodeId, VersionId
 from swarm.wire import encode
 
+PLAN_S = 10.0  # From one plan to the next while nothing is sent: planning for 1,000 nodes takes a moment
 ROSTER_S = 0.25  # How often the links are looked at; changes within this time go out together
 MAX_SHOWN = 8  # Versions whose spreading `status` shows
 MAX_LINKS = 2000  # Links that `status` names: more than a screen can draw
@@ -97,6 +98,8 @@ class BroadcastService:
         self._links = Links(station, open_link=self._transfers.open_link, admits=lambda node: True)
         self._members: dict[NodeId, Member] = {}
         self._rosters: dict[NodeId, Roster] = {}
+        self._planned: dict[NodeId, PeerProfile] = {}  # What the newest plan counts on
+        self._plan_at = 0.0
         self._told_plan: VersionPlan | None = None
         self._routes: dict[NodeId, tuple[object, ...]] = {}
         self._stale: set[NodeId] = set()
@@ -257,7 +260,8 @@ class BroadcastService:
         while len(self._spreading) > MAX_SHOWN:
             del self._spreading[min(self._spreading)]
         if begun is None:
-            self._plan(version, held.table.encoded_bytes, held.table.chunk_bytes)
+            self._plan(held.table.encoded_bytes, held.table.chunk_bytes)
+            self._route(version)
         self._announce(held)
         self._transfers.open(held, partial(self._courier, version, resumed=resumed))
         self.newest = held
@@ -269,7 +273,8 @@ class BroadcastService:
         if so_far.version not in self._transfers.active:
             if len(self._transfers.active) >= MAX_ACTIVE:
                 return
-            self._plan(so_far.version, self._expected_bytes(full=so_far.base is None), so_far.table.chunk_bytes)
+            self._plan(self._expected_bytes(full=so_far.base is None), so_far.table.chunk_bytes)
+            self._route(so_far.version)
         for node, kind in told.items():
             number = len(so_far.table.cuts) - 1
             self._transfers.links[node].send(SEGMENT, so_far.version, sealed, kind=kind, index=number)
@@ -293,12 +298,14 @@ class BroadcastService:
         plan = self._planning.plan
         return len(self._transfers.links) > MESH_PEERS or (plan is not None and bool(plan.trees))
 
-    def _plan(self, version: VersionId, encoded_bytes: int, chunk_bytes: int) -> None:
-        profiles = self._profiles()
-        uplink = self._transfers.uplink_bytes_per_s
-        self._planning.begin(profiles, uplink, encoded_bytes, chunk_bytes, now=time.monotonic())
-        # The links of a new plan take a round trip, so they come first.
-        self._send_rosters(profiles)
+    def _plan(self, encoded_bytes: int, chunk_bytes: int) -> None:
+        self._planned, uplink = self._profiles(), self._transfers.uplink_bytes_per_s
+        self._planning.begin(self._planned, uplink, encoded_bytes, chunk_bytes, now=time.monotonic())
+
+    def _route(self, version: VersionId) -> None:
+        """Tell all nodes with whom to link, and their parts in a version: the links take a round trip, so they come
+        first."""
+        self._send_rosters(self._planned)
         self._routes = {}
         self._send_routes([version])
 
@@ -390,6 +397,10 @@ class BroadcastService:
         idle = all(map(self._is_delivered, self._transfers.active))
         for node in self._uplinks.due(self._transfers.links, idle=idle, now=now):
             self._transfers.links[node].send(PROBE, NO_VERSION, b"")
+        if idle and profiles != self._planned and now >= self._plan_at and self._has_trees():
+            # The links of trees take a while to open, so they are there before a version needs them.
+            self._plan_at = now + PLAN_S
+            self._plan(self._expected_bytes(full=False), self._chunk_bytes(full=False))
         changed = self._planning.follow(profiles)
         for courier in self._transfers.couriers():
             if isinstance(courier, TreeCourier) and (slower := self._planning.relieve(courier.complaints(), now=now)):

@@ -2,9 +2,8 @@
 
 What a node says of its own uplink costs it nothing, and what others say they got from it is only what a plan asked of
 it. A probe shows the line itself, before the first version, within a few percent: TCP's first round trips and the burst
-that a shaped line lets through do not count. A node is probed when it joins, since it feeds nobody yet, and once more
-when it has got over its start; the greater rate counts. One whose uplink turned out smaller under way is asked again
-much later. All but the first probe wait until nothing is sent.
+that a shaped line lets through do not count. A node is probed when it joins and once more when it has got over its
+start; the greater rate counts. One whose uplink turned out smaller under way is asked again much later.
 """
 
 from __future__ import annotations
@@ -61,8 +60,9 @@ class Uplinks:
         self._awaited_bytes: dict[NodeId, int] = {}
 
     def due(self, linked: Iterable[NodeId], *, idle: bool, now: float) -> list[NodeId]:
-        """Return the nodes to ask now for PROBE_BYTES. Forget those that are no longer linked; end what is over.
-        `idle` says that no version is under way."""
+        """Return the nodes to ask now for PROBE_BYTES. Forget those that are no longer linked; end what is over. Only a
+        swarm that is `idle`, with no version under way, is asked: what a node sends to others would count against it.
+        """
         nodes = dict.fromkeys(linked)
         for gone in [node for node in self._ask_at if node not in nodes]:
             for known in (self._rates, self._ask_at, self._probes, self._awaited_bytes):
@@ -73,9 +73,12 @@ class Uplinks:
                 self._ask_at[node] = float("inf")
             if rate:
                 self._rates[node] = max(rate, self._rates.get(node, 0.0))
+        if not idle:
+            self._ask_at.update(dict.fromkeys(self._probes, now))
+            self._probes.clear()
+            return []
         new = [node for node in nodes if node not in self._ask_at]
-        again = [node for node, at in self._ask_at.items() if idle and now >= at]
-        asked = [*new, *again][: AT_ONCE - len(self._probes)]
+        asked = [*new, *(node for node, at in self._ask_at.items() if now >= at)][: AT_ONCE - len(self._probes)]
         for node in asked:
             self._ask_at[node], self._probes[node] = now + SECOND_S, _Probe(now)
             self._awaited_bytes[node] = self._awaited_bytes.get(node, 0) + PROBE_BYTES

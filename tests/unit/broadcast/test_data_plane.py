@@ -18,7 +18,7 @@ import pytest
 
 from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, parts_of
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.forest.planner import PeerProfile, Planning, VersionPlan
+from swarm.broadcast.forest.planner import MESH_PEERS, PeerProfile, Planning, VersionPlan
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Member, NoteKind, Roster, Routing
 from swarm.broadcast.receiver import catchup, neighbours
@@ -312,6 +312,24 @@ async def hearer(tmp_path: Path) -> AsyncIterator[Hearer]:
 @pytest.fixture
 def first(tmp_path: Path) -> HeldVersion:
     return Publisher(tmp_path / "learner").publish(0)
+
+
+async def test_the_links_of_trees_are_opened_before_a_version_needs_them(hearer: Hearer, tmp_path: Path) -> None:
+    said: dict[NodeId, list[Roster]] = {NodeId(f"node{number:028}"): [] for number in range(MESH_PEERS + 1)}
+
+    def link(node: NodeId) -> Any:
+        def send(type_: int, version: VersionId, payload: bytes) -> None:
+            if type_ == ROSTER:
+                said[node].append(decode(payload, Roster, cap_bytes=ROSTER_BYTES))
+
+        return SimpleNamespace(send=send)
+
+    service = BroadcastService(tmp_path / "service", KEY, replace(hearer.station, public_at=lambda node: [HERE]))
+    await service.open(MIXED_LAYOUT)
+    service._transfers.links.update((node, link(node)) for node in said)
+    service._follow_links()
+    assert all(len(rosters[-1].members) > 1 for rosters in said.values())
+    service.close()
 
 
 async def test_a_probe_shows_what_a_receiver_can_send_and_no_more_is_taken(hearer: Hearer, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ FAST, SLOW, LIAR = NodeId("fast"), NodeId("slow"), NodeId("liar")
 def probed(rates: dict[NodeId, float], *, burst_bytes: int = 0) -> Uplinks:
     """Each of these nodes was asked, and sent at its rate, after a burst that came at once."""
     uplinks, now = Uplinks(), 0.0
-    while asked := uplinks.due(rates, idle=False, now=now):
+    while asked := uplinks.due(rates, idle=True, now=now):
         for node in asked:
             answer(uplinks, node, rates[node], now=now, burst_bytes=burst_bytes)
         now += PROBE_S + LEAST_S + 0.1
@@ -65,11 +65,22 @@ def test_an_unknown_uplink_is_the_median_and_none_counts_for_more_than_a_few_med
 
 def test_a_node_is_probed_twice_and_the_greater_rate_counts() -> None:
     uplinks = probed({FAST: 1e6})
-    assert uplinks.due([FAST], idle=False, now=2 * SECOND_S) == []
     assert uplinks.due([FAST], idle=True, now=2 * SECOND_S) == [FAST]
     answer(uplinks, FAST, 3e6, now=2 * SECOND_S)
     assert uplinks.due([FAST], idle=True, now=10 * AGAIN_S) == []
     assert uplinks.of([FAST])[FAST] == pytest.approx(3e6, rel=0.01)
+
+
+def test_what_a_node_sends_while_it_passes_on_a_version_does_not_count() -> None:
+    uplinks = Uplinks()
+    assert uplinks.due([FAST], idle=False, now=0.0) == []
+    assert uplinks.due([FAST], idle=True, now=1.0) == [FAST]
+    answer(uplinks, FAST, 1e5, now=1.0)
+    assert uplinks.due([FAST], idle=False, now=2.0) == []
+    assert uplinks.due([FAST], idle=True, now=60.0) == [FAST]
+    answer(uplinks, FAST, 1e6, now=60.0)
+    uplinks.due([FAST], idle=True, now=70.0)
+    assert uplinks.of([FAST])[FAST] == pytest.approx(1e6, rel=0.01)
 
 
 @pytest.mark.parametrize("moments", [[0.1] * 4, [0.1, 0.1, 0.1, 0.5], [0.1, 0.2, 0.3, 0.4]])
