@@ -59,6 +59,11 @@ class Uplinks:
         self._probes: dict[NodeId, _Probe] = {}
         self._awaited_bytes: dict[NodeId, int] = {}
 
+    @property
+    def probing(self) -> bool:
+        """Return whether the answer of some node is awaited."""
+        return bool(self._probes)
+
     def due(self, linked: Iterable[NodeId], *, idle: bool, now: float) -> list[NodeId]:
         """Return the nodes to ask now for PROBE_BYTES. Forget those that are no longer linked; end what is over. Only a
         swarm that is `idle`, with no version under way, is asked: what a node sends to others would count against it.
