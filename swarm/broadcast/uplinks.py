@@ -3,7 +3,7 @@
 What a node says of its own uplink costs it nothing, and what others say they got from it is only what a plan asked of
 it. A probe shows the line itself, before the first version, within a few percent: TCP's first round trips and the burst
 that a shaped line lets through do not count. A node is probed when it joins and once more when it has got over its
-start; the greater rate counts. One whose uplink turned out smaller under way is asked again much later.
+start, or has fallen behind under way; the greater rate counts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ BURST_BYTES = 64 * 1024  # What a line may let through at once; of less, a quart
 LEAST_S = 1.0  # A shorter part of a probe shows how busy two machines are
 SILENT_S = 15.0  # What has not come by then is not waited for
 AT_ONCE = 2  # More would share the learner's downlink, and count for less than they are
-SECOND_S = 60.0  # Until a node's second probe
-AGAIN_S = 600.0  # Until a node that fell behind is asked again
+AGAIN_S = 60.0  # Until a node that has just started, or fell behind, is asked again
 MAX_SPREAD = 8.0  # Times the median that a node counts for: it may be fast in a probe alone, and then many wait for it
 
 
@@ -85,7 +84,7 @@ class Uplinks:
         new = [node for node in nodes if node not in self._ask_at]
         asked = [*new, *(node for node, at in self._ask_at.items() if now >= at)][: AT_ONCE - len(self._probes)]
         for node in asked:
-            self._ask_at[node], self._probes[node] = now + SECOND_S, _Probe(now)
+            self._ask_at[node], self._probes[node] = now + AGAIN_S, _Probe(now)
             self._awaited_bytes[node] = self._awaited_bytes.get(node, 0) + PROBE_BYTES
         return asked
 

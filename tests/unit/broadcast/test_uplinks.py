@@ -15,7 +15,6 @@ from swarm.broadcast.uplinks import (
     LEAST_S,
     PROBE_BYTES,
     PROBE_S,
-    SECOND_S,
     SILENT_S,
     Uplinks,
 )
@@ -65,8 +64,8 @@ def test_an_unknown_uplink_is_the_median_and_none_counts_for_more_than_a_few_med
 
 def test_a_node_is_probed_twice_and_the_greater_rate_counts() -> None:
     uplinks = probed({FAST: 1e6})
-    assert uplinks.due([FAST], idle=True, now=2 * SECOND_S) == [FAST]
-    answer(uplinks, FAST, 3e6, now=2 * SECOND_S)
+    assert uplinks.due([FAST], idle=True, now=2 * AGAIN_S) == [FAST]
+    answer(uplinks, FAST, 3e6, now=2 * AGAIN_S)
     assert uplinks.due([FAST], idle=True, now=10 * AGAIN_S) == []
     assert uplinks.of([FAST])[FAST] == pytest.approx(3e6, rel=0.01)
 
@@ -89,21 +88,23 @@ def test_what_comes_from_a_machine_that_stood_still_tells_nothing(moments: list[
     uplinks.due([FAST], idle=True, now=0.0)
     for moment in moments:
         uplinks.came(FAST, FILLER_BYTES, now=moment)
-    assert uplinks.due([FAST], idle=True, now=SECOND_S - 1) == []
+    assert uplinks.due([FAST], idle=True, now=AGAIN_S - 1) == []
     assert uplinks.of([FAST]) == {FAST: 0.0}
-    assert uplinks.due([FAST], idle=True, now=SECOND_S) == [FAST]
+    assert uplinks.due([FAST], idle=True, now=AGAIN_S) == [FAST]
 
 
-def test_a_node_that_fell_behind_is_asked_again_much_later_while_nothing_is_sent() -> None:
-    uplinks, both = probed({FAST: 4e6, SLOW: 1e6}), (FAST, SLOW)
-    uplinks.lower({FAST: 2e6, LIAR: 1.0}, now=0.0)
+def test_a_node_that_fell_behind_is_asked_again_while_nothing_is_sent() -> None:
+    uplinks = probed({FAST: 4e6})
+    assert uplinks.due([FAST], idle=True, now=AGAIN_S) == [FAST]
+    answer(uplinks, FAST, 4e6, now=AGAIN_S)
+    assert uplinks.due([FAST], idle=True, now=9 * AGAIN_S) == []
+    uplinks.lower({FAST: 2e6, LIAR: 1.0}, now=9 * AGAIN_S)
     assert uplinks.of([FAST])[FAST] == 2e6
-    assert uplinks.due(both, idle=True, now=AGAIN_S - 1) == [SLOW]
-    answer(uplinks, SLOW, 1e6, now=AGAIN_S - 1)
-    assert uplinks.due(both, idle=False, now=2 * AGAIN_S) == []
-    assert uplinks.due(both, idle=True, now=2 * AGAIN_S) == [FAST]
-    answer(uplinks, FAST, 3e6, now=2 * AGAIN_S)
-    assert uplinks.due(both, idle=True, now=10 * AGAIN_S) == []
+    assert uplinks.due([FAST], idle=True, now=9.9 * AGAIN_S) == []
+    assert uplinks.due([FAST], idle=False, now=11 * AGAIN_S) == []
+    assert uplinks.due([FAST], idle=True, now=11 * AGAIN_S) == [FAST]
+    answer(uplinks, FAST, 3e6, now=11 * AGAIN_S)
+    assert uplinks.due([FAST], idle=True, now=19 * AGAIN_S) == []
     assert uplinks.of([FAST])[FAST] == pytest.approx(3e6, rel=0.01)
 
 
