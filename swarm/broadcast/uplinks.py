@@ -3,7 +3,7 @@
 What a node says of its own uplink costs it nothing, and what others say they got from it is only what a plan asked of
 it. A probe shows the line itself, before the first version, within a few percent: TCP's first round trips and the burst
 that a shaped line lets through do not count. A node is probed when it joins and once more when it has got over its
-start, or has fallen behind under way; the greater rate counts.
+start, or has fallen behind under way; the newest rate counts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from swarm.types import NodeId
 
 PROBE_BYTES = 1024 * 1024  # 0.3 s of 30 Mbit/s: a volunteer may pay for what is sent
 FILLER_BYTES = 4096  # One frame of it, behind whatever else a link has to say
-PROBE_S = 2.0  # For so long a node sends of it: what a slow line shows in this time is enough
-BURST_BYTES = 64 * 1024  # What a line may let through at once; of less, a quarter does not count
+PROBE_S = 4.0  # For so long a node sends of it: what a slow line shows in this time is enough
+BURST_BYTES = 64 * 1024  # What a line may let through at once does not count; of little that comes, half
 LEAST_S = 1.0  # A shorter part of a probe shows how busy two machines are
 SILENT_S = 15.0  # What has not come by then is not waited for
 AT_ONCE = 2  # More would share the learner's downlink, and count for less than they are
@@ -42,7 +42,7 @@ class _Probe:
     def rate_bytes_per_s(self) -> float:
         """Return the rate after the first burst, or 0 if too little came to tell."""
         nbytes = self.came[-1][1] if self.came else 0
-        counted = [one for one in self.came if one[1] >= min(BURST_BYTES, nbytes / 4)]
+        counted = [one for one in self.came if one[1] >= min(BURST_BYTES, nbytes / 2)]
         took_s = counted[-1][0] - counted[0][0] if counted else 0.0
         if took_s < LEAST_S and nbytes < PROBE_BYTES:
             return 0.0
@@ -76,7 +76,7 @@ class Uplinks:
             if rate and node in self._rates:
                 self._ask_at[node] = float("inf")
             if rate:
-                self._rates[node] = max(rate, self._rates.get(node, 0.0))
+                self._rates[node] = rate
         if not idle:
             self._ask_at.update(dict.fromkeys(self._probes, now))
             self._probes.clear()

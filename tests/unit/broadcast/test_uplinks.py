@@ -62,7 +62,7 @@ def test_an_unknown_uplink_is_the_median_and_none_counts_for_more_than_a_few_med
     assert believed == {FAST: pytest.approx(32e6, rel=0.01), SLOW: pytest.approx(1e6), LIAR: pytest.approx(4e6)}
 
 
-def test_a_node_is_probed_twice_and_the_greater_rate_counts() -> None:
+def test_a_node_is_probed_twice_and_the_newest_rate_counts() -> None:
     uplinks = probed({FAST: 1e6})
     assert uplinks.due([FAST], idle=True, now=2 * AGAIN_S) == [FAST]
     answer(uplinks, FAST, 3e6, now=2 * AGAIN_S)
