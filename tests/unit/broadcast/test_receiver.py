@@ -229,8 +229,9 @@ async def test_version_after_version_comes_whole_to_publics_and_leaves(world: Wo
     assert status["up_bytes_per_s"] == pytest.approx(sum(own), abs=4)
     await until(lambda: {version for *_, version in learner.service.status()["links"]} == {None})
     assert hosts[0].receiver.status()["map"] == "0.3"
-    # Some forwarded to others, which said so.
-    assert learner.service._measured._measured.keys() & set(nodes)
+    # What they can send is known as soon as no version is under way.
+    await until(lambda: learner.service.status()["uplinks"].keys() == set(nodes))
+    await until(lambda: all(rate > 0 for rate in learner.service.status()["uplinks"].values()))
 
 
 @pytest.mark.parametrize("count", [60, 600])
