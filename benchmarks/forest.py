@@ -47,7 +47,7 @@ DOWN_TIMES = 4  # A downlink is so many times the mean uplink, as at home
 KILLED_SHARE = 0.1
 KILLED_AT = 0.5
 SEED = 1
-HEAD_START_S = 240.0  # After the last node has linked: two probes of each (swarm/broadcast/uplinks.py) take 210 s
+HEAD_START_S = 240.0  # After the last node has linked: two probes of each (broadcast/uplinks.py) take as long
 MOST_APART = 8.0  # The fastest uplink of a mixed profile over the slowest
 
 

@@ -48,6 +48,7 @@ from swarm.net.stream import Frame, Incoming
 from swarm.types import NodeId, VersionId
 from swarm.wire import encode
 
+PLAN_S = 10.0  # From one plan to the next while nothing is sent: planning for 1,000 nodes takes a moment
 ROSTER_S = 0.25  # How often the links are looked at; changes within this time go out together
 MAX_SHOWN = 8  # Versions whose spreading `status` shows
 MAX_LINKS = 2000  # Links that `status` names: more than a screen can draw
@@ -98,6 +99,7 @@ class BroadcastService:
         self._members: dict[NodeId, Member] = {}
         self._rosters: dict[NodeId, Roster] = {}
         self._planned: dict[NodeId, PeerProfile] = {}  # What the newest plan counts on
+        self._plan_at = 0.0
         self._told_plan: VersionPlan | None = None
         self._routes: dict[NodeId, tuple[object, ...]] = {}
         self._stale: set[NodeId] = set()
@@ -395,8 +397,9 @@ class BroadcastService:
         idle = all(map(self._is_delivered, self._transfers.active))
         for node in self._uplinks.due(self._transfers.links, idle=idle, now=now):
             self._transfers.links[node].send(PROBE, NO_VERSION, b"")
-        if idle and not self._uplinks.probing and profiles != self._planned and self._has_trees():
+        if idle and profiles != self._planned and now >= self._plan_at and self._has_trees():
             # The links of trees take a while to open, so they are there before a version needs them.
+            self._plan_at = now + PLAN_S
             self._plan(self._expected_bytes(full=False), self._chunk_bytes(full=False))
         changed = self._planning.follow(profiles)
         for courier in self._transfers.couriers():

@@ -387,7 +387,8 @@ class Link:
             for segment, part in enumerate(transfer.parts):
                 if self.node in part.joined and (found := self._next_of(transfer, segment, part, now)) is not None:
                     return found
-        if self._filler_bytes > 0 and now < self._fill_until:
+        under_way = any(transfer.completed_at is None for transfer in self._transfers.active.values())
+        if self._filler_bytes > 0 and now < self._fill_until and not under_way:
             self._filler_bytes -= FILLER_BYTES
             return Outgoing(FILLER_FRAME, FILLER_PAYLOAD)
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median_low
+from statistics import median, median_low
 
 from swarm.types import NodeId
 
@@ -40,13 +40,14 @@ class _Probe:
         return nbytes >= PROBE_BYTES or min(now - first_s - PROBE_S, now - last_s - LEAST_S) > 0
 
     def rate_bytes_per_s(self) -> float:
-        """Return the rate after the first burst, or 0 if too little came to tell."""
+        """Return the rate after the first burst, or 0 if too little came to tell: the median of the rates between any
+        moment and the one half of the way later, for what a busy machine takes up late seems to come at once."""
         nbytes = self.came[-1][1] if self.came else 0
         counted = [one for one in self.came if one[1] >= min(BURST_BYTES, nbytes / 2)]
-        took_s = counted[-1][0] - counted[0][0] if counted else 0.0
-        if took_s < LEAST_S and nbytes < PROBE_BYTES:
+        if not counted or (counted[-1][0] - counted[0][0] < LEAST_S and nbytes < PROBE_BYTES):
             return 0.0
-        return (nbytes - counted[0][1]) / max(took_s, 1e-3)
+        pairs = zip(counted, counted[len(counted) // 2 :], strict=False)
+        return median((after - before) / max(end_s - start_s, 1e-3) for (start_s, before), (end_s, after) in pairs)
 
 
 class Uplinks:
@@ -57,11 +58,6 @@ class Uplinks:
         self._ask_at: dict[NodeId, float] = {}  # Of all linked nodes; infinity if nothing is left to ask
         self._probes: dict[NodeId, _Probe] = {}
         self._awaited_bytes: dict[NodeId, int] = {}
-
-    @property
-    def probing(self) -> bool:
-        """Return whether the answer of some node is awaited."""
-        return bool(self._probes)
 
     def due(self, linked: Iterable[NodeId], *, idle: bool, now: float) -> list[NodeId]:
         """Return the nodes to ask now for PROBE_BYTES. Forget those that are no longer linked; end what is over. Only a

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -328,7 +327,6 @@ async def test_the_links_of_trees_are_opened_before_a_version_needs_them(hearer:
     service = BroadcastService(tmp_path / "service", KEY, replace(hearer.station, public_at=lambda node: [HERE]))
     await service.open(MIXED_LAYOUT)
     service._transfers.links.update((node, link(node)) for node in said)
-    service._uplinks._ask_at.update(dict.fromkeys(said, math.inf))  # All have been probed
     service._follow_links()
     assert all(len(rosters[-1].members) > 1 for rosters in said.values())
     service.close()

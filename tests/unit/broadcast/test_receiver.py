@@ -76,9 +76,11 @@ class World:
         await host.start(size)
         return host
 
-    async def receiver(self, number: int, *, leaf: bool = False, base: BaseModel | None = None) -> ReceiverHost:
+    async def receiver(
+        self, number: int, *, leaf: bool = False, base: BaseModel | None = None, bytes_per_s: float | None = None
+    ) -> ReceiverHost:
         """A receiver; one that has been here before goes on with its directory."""
-        host = ReceiverHost(self, number, base)
+        host = ReceiverHost(self, number, base, Pace(bytes_per_s))
         await host.start(leaf=leaf)
         return host
 
@@ -128,7 +130,7 @@ class LearnerHost:
 
 
 class ReceiverHost:
-    def __init__(self, world: World, number: int, base: BaseModel | None) -> None:
+    def __init__(self, world: World, number: int, base: BaseModel | None, upload: Pace) -> None:
         self._world = world
         key = SigningKey.from_bytes(bytes([number]) * 32)
         self.node = key.node_id
@@ -136,7 +138,7 @@ class ReceiverHost:
         self._peers = PeerPool(key)
         self.refusals = 0
         self.said: list[str] = []
-        self.station = replace(world.station(key, self._peers, Pace(None)), peer_at=self._peer_at)
+        self.station = replace(world.station(key, self._peers, upload), peer_at=self._peer_at)
         self._data = DataPlane(self.station, say=self.said.append, base=base)
         self.receiver: Receiver
         self.failed: BaseExceptionGroup | None = None
@@ -251,7 +253,7 @@ async def test_in_a_forest_the_links_are_those_of_the_trees_as_many_as_can_be_dr
 
 async def test_deltas_that_were_published_meanwhile_are_applied_in_order(world: World, tmp_path: Path) -> None:
     learner = await world.learner(bytes_per_s=4 * SLOW)
-    hosts = [await world.receiver(number) for number in (1, 2)]
+    hosts = [await world.receiver(number, bytes_per_s=4 * SLOW) for number in (1, 2)]
     await until(learner.linked(2))
     for number in range(3):
         await learner.publish(number)

@@ -62,6 +62,17 @@ def test_an_unknown_uplink_is_the_median_and_none_counts_for_more_than_a_few_med
     assert believed == {FAST: pytest.approx(32e6, rel=0.01), SLOW: pytest.approx(1e6), LIAR: pytest.approx(4e6)}
 
 
+def test_what_a_busy_machine_takes_up_late_does_not_make_a_line_faster() -> None:
+    """For half a second it looks at nothing, and then finds all that came."""
+    uplinks, rate = Uplinks(), 50_000.0
+    uplinks.due([SLOW], idle=True, now=0.0)
+    for number in range(int(PROBE_S * rate / FILLER_BYTES)):
+        came_at = number * FILLER_BYTES / rate
+        uplinks.came(SLOW, FILLER_BYTES, now=max(2.0, came_at) if came_at > 1.5 else came_at)
+    uplinks.due([SLOW], idle=True, now=PROBE_S + 2 * LEAST_S)
+    assert uplinks.of([SLOW])[SLOW] == pytest.approx(rate, rel=0.02)
+
+
 def test_a_node_is_probed_twice_and_the_newest_rate_counts() -> None:
     uplinks = probed({FAST: 1e6})
     assert uplinks.due([FAST], idle=True, now=2 * AGAIN_S) == [FAST]
