@@ -17,6 +17,7 @@ wait for the link. This node has at most MAX_INDICES open asks in all.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -264,6 +265,8 @@ class TreeCourier:
         self._limit = LEAD_ROUNDS * self.stripes
         self._until_paced = 0
         self._ahead: dict[NodeId, None] = {}
+        self._is_source = self.complete
+        self._trees_move = False
         self._repairs = 0.0  # Chunks that may be sent again now although there are new ones
         self._waiting: dict[NodeId, None] = {}  # Links with chunks to send again, later
         self._tick_at: float | None = None
@@ -424,16 +427,17 @@ class TreeCourier:
                 break
             index = heappop(link.queue)
             if not has_bit(link.theirs, index):
+                self._trees_move = True
                 self._allow_repairs(REPAIR_SHARE)
                 return self._give(link, index, NoteKind.FRESH)
         return self._repair(peer, link, now)
 
     def _repair(self, peer: NodeId, link: _Link, now: float) -> Send | None:
-        """Send what the peer asked for, but let the trees, also those of other links, have most of the uplink. Else
-        repairs slow them down, and cause more repairs."""
+        """Send what the peer asked for. The source, which everybody asks in the end, lets the trees have most of its
+        uplink: else repairs slow them down, also over other links, and cause more repairs."""
         if not link.asked:
             return None
-        if self._repairs < 1 and any(other.queue for other in self._links.values()):
+        if self._is_source and self._repairs < 1 and any(other.queue for other in self._links.values()):
             self._waiting[peer] = None
             self._arm(now)
             return None
@@ -441,7 +445,7 @@ class TreeCourier:
         return self._give(link, link.asked.popleft(), NoteKind.COPY)
 
     def _allow_repairs(self, chunks: float) -> None:
-        self._repairs = min(ASKED_OF_ONE, self._repairs + chunks)
+        self._repairs = chunks + min(ASKED_OF_ONE, self._repairs)
         if self._repairs >= 1:
             self._ready.update(self._waiting)
             self._waiting.clear()
@@ -496,9 +500,10 @@ class TreeCourier:
         self._tick_at = None
         if self._ahead:
             self._walk()
-        if self._waiting:
-            # At least one a second, because the links that have new chunks may stand still.
-            self._allow_repairs(1)
+        if self._waiting and not self._trees_move:
+            # The links that have new chunks stand still, and need no uplink.
+            self._allow_repairs(math.inf)
+        self._trees_move = False
         if not self.complete and self._links:
             self._complain()
             self._pull(now)

@@ -188,7 +188,6 @@ HOLD_SHARE = 0.008  # Or this share of the transfer, if that is longer: a chunk 
 FILL_SHARE = 0.05  # Share of the transfer that may pass before the last peer of a forest has its first chunk
 DEPTH = 5  # Hops in a forest of 1,000 peers with leaves: learner, leaf, public, leaf, public, leaf
 ASSUMED_UPLINK_BYTES_PER_S = 10e6 / 8  # Assumed when nobody's uplink is known
-ACKNOWLEDGED_SHARE = 0.015  # Of what a node receives it sends back, in packets of 66 bytes for about 4,400
 MIN_LEFT = 0.05  # Share of its uplink that a parent keeps when all children leave it: perhaps it only stalled briefly
 
 
@@ -249,7 +248,7 @@ def plan_of(
     learner: PeerProfile, peers: Sequence[PeerProfile], encoded_bytes: int, *, scheme: Scheme | None = None
 ) -> VersionPlan:
     """Plan a version of `encoded_bytes`. With `scheme` None the number of peers decides between mesh and forest."""
-    learner, *peers = _less_acknowledgements(_with_uplinks([learner, *peers]))
+    learner, *peers = _with_uplinks([learner, *peers])
     scheme = scheme or ("mesh" if len(peers) <= MESH_PEERS else "forest")
     return VersionPlan(
         scheme=scheme,
@@ -264,14 +263,6 @@ def _with_uplinks(profiles: Sequence[PeerProfile]) -> list[PeerProfile]:
     known = [profile.uplink_bytes_per_s for profile in profiles if profile.uplink_bytes_per_s > 0]
     middle = median(known) if known else ASSUMED_UPLINK_BYTES_PER_S
     return [p if p.uplink_bytes_per_s > 0 else replace(p, uplink_bytes_per_s=middle) for p in profiles]
-
-
-def _less_acknowledgements(profiles: Sequence[PeerProfile]) -> list[PeerProfile]:
-    """Return the uplinks less what acknowledging a version takes, which is much of one that is far below the mean."""
-    uplinks = [profile.uplink_bytes_per_s for profile in profiles]
-    taken = ACKNOWLEDGED_SHARE * min(uplinks[0], sum(uplinks) / len(uplinks))
-    left = [max(uplink - taken, uplink / 2) for uplink in uplinks]
-    return [replace(one, uplink_bytes_per_s=uplink) for one, uplink in zip(profiles, left, strict=True)]
 
 
 def _chunk_bytes(scheme: Scheme, peers: Sequence[PeerProfile], encoded_bytes: int) -> int:
