@@ -397,7 +397,8 @@ class BroadcastService:
         idle = all(map(self._is_delivered, self._transfers.active))
         for node in self._uplinks.due(self._transfers.links, idle=idle, now=now):
             self._transfers.links[node].send(PROBE, NO_VERSION, b"")
-        if idle and profiles != self._planned and now >= self._plan_at and self._has_trees():
+        known = self._uplinks.asked_all(profiles)
+        if idle and known and profiles != self._planned and now >= self._plan_at and self._has_trees():
             # The links of trees take a while to open, so they are there before a version needs them.
             self._plan_at = now + PLAN_S
             self._plan(self._expected_bytes(full=False), self._chunk_bytes(full=False))

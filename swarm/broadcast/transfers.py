@@ -355,9 +355,11 @@ class Link:
         self.stream.wake()
 
     def fill(self) -> None:
-        """Show the learner what this node can send: filler behind all else, for a short while."""
-        self._filler_bytes, self._fill_until = PROBE_BYTES, time.monotonic() + PROBE_S
-        self.stream.wake()
+        """Show the learner what this node can send: filler behind all else, for a short while. In that while it may ask
+        as often as it likes: a probe costs no more than PROBE_BYTES in PROBE_S."""
+        if (now := time.monotonic()) >= self._fill_until:
+            self._filler_bytes, self._fill_until = PROBE_BYTES, now + PROBE_S
+            self.stream.wake()
 
     def measure(self, elapsed_s: float) -> None:
         """Note what was sent in the last seconds."""
@@ -387,11 +389,12 @@ class Link:
             for segment, part in enumerate(transfer.parts):
                 if self.node in part.joined and (found := self._next_of(transfer, segment, part, now)) is not None:
                     return found
-        under_way = any(transfer.completed_at is None for transfer in self._transfers.active.values())
-        if self._filler_bytes > 0 and now < self._fill_until and not under_way:
-            self._filler_bytes -= FILLER_BYTES
-            return Outgoing(FILLER_FRAME, FILLER_PAYLOAD)
-        return None
+        if self._filler_bytes <= 0 or now >= self._fill_until:
+            return None
+        if any(transfer.completed_at is None for transfer in self._transfers.active.values()):
+            return None
+        self._filler_bytes -= FILLER_BYTES
+        return Outgoing(FILLER_FRAME, FILLER_PAYLOAD)
 
     def _next_of(self, transfer: Transfer, segment: int, part: Part, now: float) -> Outgoing | None:
         found = part.courier.next_for(self.node, now=now)

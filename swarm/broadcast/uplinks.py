@@ -1,8 +1,8 @@
 """What each node can send: the learner asks it for a little that means nothing, and times what comes.
 
 What a node says of its own uplink costs it nothing, and what others say they got from it is only what a plan asked of
-it. A probe shows the line itself, before the first version, within a few percent: TCP's first round trips and the burst
-that a shaped line lets through do not count. A node is probed when it joins and once more when it has got over its
+it. A probe shows the line itself, before the first version: TCP's first round trips and the burst that a shaped line
+lets through do not count. A node is probed when it joins and once more when it has got over its
 start, or has fallen behind under way; the newest rate counts.
 """
 
@@ -58,6 +58,10 @@ class Uplinks:
         self._ask_at: dict[NodeId, float] = {}  # Of all linked nodes; infinity if nothing is left to ask
         self._probes: dict[NodeId, _Probe] = {}
         self._awaited_bytes: dict[NodeId, int] = {}
+
+    def asked_all(self, linked: Iterable[NodeId]) -> bool:
+        """Return whether each of these nodes was asked once."""
+        return self._ask_at.keys() >= set(linked)
 
     def due(self, linked: Iterable[NodeId], *, idle: bool, now: float) -> list[NodeId]:
         """Return the nodes to ask now for PROBE_BYTES. Forget those that are no longer linked; end what is over. Only a

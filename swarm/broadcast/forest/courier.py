@@ -17,7 +17,6 @@ wait for the link. This node has at most MAX_INDICES open asks in all.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -215,8 +214,6 @@ class Pulls:
 
 ASKED_OF_ONE = 16  # Chunks asked of one peer at a time: 1 MiB of 64 KiB chunks
 
-REPAIR_SHARE = 1 / 8  # Chunks sent again for each new one, while there are new ones
-
 MAX_NOTES = 2
 """A peer with this many notes waiting is sent no more requests or complaints. The newest Have may come on top."""
 
@@ -265,10 +262,6 @@ class TreeCourier:
         self._limit = LEAD_ROUNDS * self.stripes
         self._until_paced = 0
         self._ahead: dict[NodeId, None] = {}
-        self._is_source = self.complete
-        self._trees_move = False
-        self._repairs = 0.0  # Chunks that may be sent again now although there are new ones
-        self._waiting: dict[NodeId, None] = {}  # Links with chunks to send again, later
         self._tick_at: float | None = None
         self._whole_at: float | None = None
         self._complaints: dict[tuple[NodeId, int], None] = {}
@@ -427,28 +420,9 @@ class TreeCourier:
                 break
             index = heappop(link.queue)
             if not has_bit(link.theirs, index):
-                self._trees_move = True
-                self._allow_repairs(REPAIR_SHARE)
                 return self._give(link, index, NoteKind.FRESH)
-        return self._repair(peer, link, now)
-
-    def _repair(self, peer: NodeId, link: _Link, now: float) -> Send | None:
-        """Send what the peer asked for. The source, which everybody asks in the end, lets the trees have most of its
-        uplink: else repairs slow them down, also over other links, and cause more repairs."""
-        if not link.asked:
-            return None
-        if self._is_source and self._repairs < 1 and any(other.queue for other in self._links.values()):
-            self._waiting[peer] = None
-            self._arm(now)
-            return None
-        self._repairs = max(0.0, self._repairs - 1)
-        return self._give(link, link.asked.popleft(), NoteKind.COPY)
-
-    def _allow_repairs(self, chunks: float) -> None:
-        self._repairs = chunks + min(ASKED_OF_ONE, self._repairs)
-        if self._repairs >= 1:
-            self._ready.update(self._waiting)
-            self._waiting.clear()
+        # Repairs come last: on a full uplink they would slow down the trees, and so cause more repairs.
+        return self._give(link, link.asked.popleft(), NoteKind.COPY) if link.asked else None
 
     def _may_lead(self, index: int) -> bool:
         """Return True if a link may send `index` now. The limit rises as the median link moves on."""
@@ -491,7 +465,7 @@ class TreeCourier:
         return self._tick_at
 
     def _arm(self, now: float) -> None:
-        if self._tick_at is None and (not self.complete or self._ahead or self._waiting):
+        if self._tick_at is None and (not self.complete or self._ahead):
             self._tick_at = now + TICK_S
 
     def tick(self, *, now: float) -> None:
@@ -500,10 +474,6 @@ class TreeCourier:
         self._tick_at = None
         if self._ahead:
             self._walk()
-        if self._waiting and not self._trees_move:
-            # The links that have new chunks stand still, and need no uplink.
-            self._allow_repairs(math.inf)
-        self._trees_move = False
         if not self.complete and self._links:
             self._complain()
             self._pull(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -30,6 +31,7 @@ from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.transfers import (
     CAPS,
+    FILLER,
     HEAD,
     ROSTER,
     ROSTER_BYTES,
@@ -328,6 +330,9 @@ async def test_the_links_of_trees_are_opened_before_a_version_needs_them(hearer:
     await service.open(MIXED_LAYOUT)
     service._transfers.links.update((node, link(node)) for node in said)
     service._follow_links()
+    assert all(len(rosters[-1].members) == 1 for rosters in said.values()), "they are being probed"
+    service._uplinks._ask_at.update(dict.fromkeys(said, math.inf))
+    service._follow_links()
     assert all(len(rosters[-1].members) > 1 for rosters in said.values())
     service.close()
 
@@ -345,7 +350,10 @@ async def test_a_probe_shows_what_a_receiver_can_send_and_no_more_is_taken(heare
 
     await until(lambda: rate() > 0)
     assert list(service._transfers.links) == [OTHER_KEY.node_id]
-    hearer.receiver._transfers.links[KEY.node_id].fill()
+    link = hearer.receiver._transfers.links[KEY.node_id]
+    link.fill()
+    assert link.pull() is None, "whoever asks again at once gets nothing"
+    link.send(FILLER, NO_VERSION, b"one byte more")
     await until(lambda: not service._transfers.links)
     service.close()
 

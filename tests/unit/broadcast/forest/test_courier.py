@@ -8,7 +8,6 @@ from swarm.broadcast.forest.courier import (
     ASK_S,
     LEAD_ROUNDS,
     ORPHAN_S,
-    REPAIR_SHARE,
     SILENT_S,
     TICK_S,
     TreeCourier,
@@ -204,25 +203,6 @@ def test_a_parent_whose_link_is_still_to_come_is_waited_for() -> None:
     core.join(A, leaf=False, now=now)
     now = ticked(core, now, now + SILENT_S - 2 * TICK_S)
     assert wants(core, [PARENT, A, LEARNER], now) == {}
-
-
-def test_what_is_sent_again_has_a_small_part_of_the_uplink_while_the_trees_have_more_to_send() -> None:
-    """A has all of a tree to get, B asks for what it lost. Links are asked in turn, as they are when all are slow."""
-    core = source(400, [[A]], A, B)
-    core.heard(B, Want(indices=tuple(range(MAX_INDICES))), now=0.0)
-    assert isinstance(core.next_for(A, now=0.0), Complete)
-    assert drained(core, B) == [Complete()]
-    new = again = 0
-    for _ in range(80):
-        new += isinstance(core.next_for(A, now=0.0), Send)
-        again += len(drained(core, B)) if B in core.ready() else 0
-    assert (new, again) == (80, 80 * REPAIR_SHARE)
-    # A stands still: what is sent again is not held up for ever.
-    now = ticked(core, 0.0, 5 * TICK_S)
-    assert isinstance(core.next_for(B, now=now), Send)
-    drained(core, A, now=now)
-    ticked(core, now, now + TICK_S)
-    assert len(indices(drained(core, B, now=now))) > 1
 
 
 def test_nothing_that_a_peer_says_breaks_a_cap() -> None:
