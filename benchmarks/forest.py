@@ -6,9 +6,8 @@ bin/python -m benchmarks.forest --receivers 64 --profiles mixed
 Two profiles: `alike`, where every uplink has --up-mbit, and `mixed`, where every other uplink is an eighth of the rest,
 with the same mean. Lines are slow, so that two cores carry what 64 nodes send. Each receiver is `echo-node join --role
 relay`, over TLS, and what it holds at the end is compared with what was published. One swarm, whose nodes have been
-linked for four minutes, takes three versions of noise, one after the other: the first, with which the links of the
-trees are opened; the second; and a third, during which a tenth of the receivers, drawn by a seed, are killed when the
-median peer has half of it. Each is a single run.
+linked for four minutes, takes three versions of noise, one after the other: the first; the second; and a third, during
+which a tenth of the receivers, drawn by a seed, are killed when the median peer has half of it. Each is a single run.
 
 ratio_first, ratio, ratio_killed   the time until the last receiver holds every chunk, verified, from the announcement,
                                    over the bound of benchmarks/links.py: the physical limit of these lines

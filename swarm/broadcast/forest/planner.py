@@ -416,7 +416,7 @@ class Planning:
     def begin(
         self, peers: Mapping[NodeId, PeerProfile], uplink: float, encoded_bytes: int, chunk_bytes: int, *, now: float
     ) -> VersionPlan:
-        """Return the plan for a version that is about to be announced."""
+        """Return the plan for the next version."""
         self.follow(peers)
         fresh, kept = self._plan_of(self._profile(uplink), list(peers.values()), encoded_bytes), self.plan
         if kept is not None and kept.scheme == fresh.scheme:

@@ -73,14 +73,6 @@ def test_what_a_busy_machine_takes_up_late_does_not_make_a_line_faster() -> None
     assert uplinks.of([SLOW])[SLOW] == pytest.approx(rate, rel=0.02)
 
 
-def test_a_node_is_probed_twice_and_the_newest_rate_counts() -> None:
-    uplinks = probed({FAST: 1e6})
-    assert uplinks.due([FAST], idle=True, now=2 * AGAIN_S) == [FAST]
-    answer(uplinks, FAST, 3e6, now=2 * AGAIN_S)
-    assert uplinks.due([FAST], idle=True, now=10 * AGAIN_S) == []
-    assert uplinks.of([FAST])[FAST] == pytest.approx(3e6, rel=0.01)
-
-
 def test_what_a_node_sends_while_it_passes_on_a_version_does_not_count() -> None:
     uplinks = Uplinks()
     assert uplinks.due([FAST], idle=False, now=0.0) == []
@@ -104,11 +96,12 @@ def test_what_comes_from_a_machine_that_stood_still_tells_nothing(moments: list[
     assert uplinks.due([FAST], idle=True, now=AGAIN_S) == [FAST]
 
 
-def test_a_node_that_fell_behind_is_asked_again_while_nothing_is_sent() -> None:
-    uplinks = probed({FAST: 4e6})
+def test_a_node_is_probed_twice_and_once_more_if_it_fell_behind_while_nothing_is_sent() -> None:
+    uplinks = probed({FAST: 2e6})
     assert uplinks.due([FAST], idle=True, now=AGAIN_S) == [FAST]
     answer(uplinks, FAST, 4e6, now=AGAIN_S)
     assert uplinks.due([FAST], idle=True, now=9 * AGAIN_S) == []
+    assert uplinks.of([FAST])[FAST] == pytest.approx(4e6, rel=0.01), "the newest"
     uplinks.lower({FAST: 2e6, LIAR: 1.0}, now=9 * AGAIN_S)
     assert uplinks.of([FAST])[FAST] == 2e6
     assert uplinks.due([FAST], idle=True, now=9.9 * AGAIN_S) == []

@@ -543,3 +543,17 @@ async def test_a_capped_link_loses_nothing_and_stands_in_line_once(tls: ServerTl
         assert longest <= 1
         source.stream.close()
         sink.stream.close()
+
+
+async def test_what_the_other_end_has_not_confirmed_is_told() -> None:
+    """More than the kernels take in, to one that reads nothing at first."""
+    async with connected(None) as (_raw, sock):
+        place = at(sock, Endless())
+        await until(lambda: place.stream.unacknowledged_bytes > 0)
+        place.stream.close()
+    async with connected(None) as (_raw, sock):
+        place = at(sock, Place())
+        place.give(frame_of(b"few bytes"))
+        await until(lambda: place.stream.sent_bytes)
+        await until(lambda: place.stream.unacknowledged_bytes == 0)
+        place.stream.close()
