@@ -51,8 +51,8 @@ def errors_of(hosts: list[Host], scheme: Scheme | None, *, latency_s: float = 0.
     return median(errors), max(errors), abs(max(flow.arrival_s.values()) / max(took.values()) - 1)
 
 
-MIDDLE = {"alike": 0.10, "uplinks": 0.15, "downlinks": 0.30}
-WORST = {"alike": 0.15, "uplinks": 0.20, "downlinks": 0.40}
+MIDDLE = {"alike": 0.10, "uplinks": 0.15, "downlinks": 0.40}
+WORST = {"alike": 0.15, "uplinks": 0.20, "downlinks": 0.45}
 """Errors of the median and of the worst peer. Where downlinks differ, slow peers hold up quick ones more than a fluid
 knows; the last to have all, which decides, is known better."""
 

@@ -54,14 +54,15 @@ END_SHARE = 0.03
 """If another peer has been complete for this share of the transfer's time, the parents of the chunks still missing are
 too slow. A shorter delay is normal for the last chunks."""
 
-BEHIND_S = 4.0
+BEHIND_S = 8.0
 """A stripe this far behind the median stripe, and still losing ground, has a parent that cannot keep up."""
 
-BEHIND_SHARE = 0.5
-"""The stripe must also run at under half of the others' pace. Where all uplinks are full, a few percent are nobody's
-fault, and moving children for that would cost more than it gains."""
+BEHIND_SHARE = 0.8
+"""The stripe must also run at under a fifth of the others' pace. Where all uplinks are full, stripes that started late
+catch up at the others' cost, which is nobody's fault: at half of the pace, moves made a transfer of 64 peers take 1.5
+times as long."""
 
-BEHIND_TICKS = 3  # Ticks over which falling behind is measured; a new parent gets as many to catch up
+BEHIND_TICKS = 5  # Ticks over which falling behind is measured; a new parent gets as many to catch up
 ASK_S = 4.0  # An unanswered ask goes to another peer after this time
 TRIES = 2  # Peers asked in vain before the learner is asked
 

@@ -365,6 +365,7 @@ class _Repair:
         return found
 
 
+LASTING_S = 6.0  # A link that stood still for a moment complains for less time
 ECHO_S = 6.0  # For this long after a node fell behind, complaints from below it may have the same reason
 
 
@@ -373,17 +374,17 @@ PlanOf = Callable[[PeerProfile, Sequence[PeerProfile], int], VersionPlan]
 
 
 class Relief:
-    """The learner's memory of the complaints of the last ECHO_S: when each (node, stripe) complained."""
+    """The learner's memory of complaints: when each (node, stripe) complained first, and last, within ECHO_S."""
 
     def __init__(self) -> None:
-        self._heard: dict[tuple[NodeId, int], float] = {}
+        self._heard: dict[tuple[NodeId, int], tuple[float, float]] = {}
 
     def plan(self, plan: VersionPlan, complaints: Iterable[tuple[NodeId, int]], *, now: float) -> VersionPlan:
-        """Return `plan`, with new parents for nodes whose complaint is no echo of an ancestor's."""
-        self._heard = {key: at for key, at in self._heard.items() if now - at < ECHO_S}
-        new = [(node, stripe) for node, stripe in complaints if (node, stripe) not in self._heard]
-        self._heard.update((key, now) for key in new)
-        first = [(node, stripe) for node, stripe in new if not self._is_echo(plan, node, stripe)]
+        """Return `plan`, with new parents for nodes whose complaint lasts, and is no echo of an ancestor's."""
+        self._heard = {key: times for key, times in self._heard.items() if now - times[1] < ECHO_S}
+        heard = list(complaints)
+        self._heard.update((key, (self._heard.get(key, (now, now))[0], now)) for key in heard)
+        first = [key for key in heard if now - self._heard[key][0] >= LASTING_S and not self._is_echo(plan, *key)]
         return relieved(plan, first) if first else plan
 
     def _is_echo(self, plan: VersionPlan, node: NodeId, stripe: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from swarm.broadcast.forest.courier import BEHIND_S, TICK_S, TreeCourier
-from swarm.broadcast.forest.planner import ECHO_S, PeerProfile, Relief, VersionPlan, plan_of, relieved
+from swarm.broadcast.forest.planner import ECHO_S, LASTING_S, PeerProfile, Relief, VersionPlan, plan_of, relieved
 from swarm.broadcast.notes import NO_NODE, Behind, NoteKind, Routing
 from swarm.types import NodeId
 
@@ -38,15 +38,25 @@ def test_a_child_gets_another_parent_that_is_not_late_and_its_old_one_is_believe
     assert changed == [(0, child)]
 
 
-def test_only_the_first_in_a_tree_is_believed() -> None:
+def test_only_the_first_in_a_tree_is_believed_and_only_if_it_goes_on() -> None:
     plan = equal_plan(100)
     _, child, below = edge_below_a_peer(plan)
     relief = Relief()
-    after = relief.plan(plan, [(below, 0), (child, 0)], now=0.0)
+    assert relief.plan(plan, [(below, 0), (child, 0)], now=0.0) is plan
+    assert relief.plan(plan, [(below, 0), (child, 0)], now=LASTING_S - 1) is plan
+    after = relief.plan(plan, [(below, 0), (child, 0)], now=LASTING_S)
     assert after.trees[0][child] != plan.trees[0][child]
     assert after.trees[0][below] == child
-    assert relief.plan(after, [(below, 0)], now=ECHO_S / 2) is after
-    assert relief.plan(after, [(below, 0)], now=2 * ECHO_S).trees[0][below] != child
+    assert relief.plan(after, [(below, 0)], now=LASTING_S + ECHO_S / 2) is after
+    assert relief.plan(after, [(below, 0)], now=LASTING_S + 1.2 * ECHO_S).trees[0][below] != child
+
+
+def test_who_complained_a_while_ago_begins_anew() -> None:
+    plan = equal_plan(100)
+    _, child, _ = edge_below_a_peer(plan)
+    relief = Relief()
+    for moment in (0.0, LASTING_S + ECHO_S, 3 * ECHO_S + LASTING_S):
+        assert relief.plan(plan, [(child, 0)], now=moment) is plan
 
 
 def test_whom_the_learner_feeds_stays_and_strangers_are_not_heard() -> None:
