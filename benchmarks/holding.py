@@ -1,12 +1,11 @@
-"""A plane whose learner waits for what a full batch would leave behind, up to `hold_s`.
+"""A plane whose learner waits for what a full batch would leave behind, if it is patient.
 
-The product's learner never waits: it loses a few of the longest answers, and opens spare groups instead. With `hold_s`
-unlimited and without faults nothing is discarded, which is what docs/staleness.md proves of the pacing rule (I7).
+The product's learner never waits: it loses a few of the longest answers, and opens spare groups instead. With patience
+and without faults nothing is discarded, which is what docs/staleness.md proves of the pacing rule (I7).
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -37,50 +36,42 @@ def _excess(by_deadline: Mapping[int, int], next_batch: int, batch_groups: int, 
 
 
 class HoldingPacing(Pacing):
-    """Holds full batches for up to `hold_s`, and then opens no spare groups."""
+    """If it is `patient`, holds full batches that would leave others behind, and opens no spare groups."""
 
-    def __init__(self, *, batch_groups: int, hold_s: float, adaptive: bool) -> None:
+    def __init__(self, *, batch_groups: int, patient: bool, adaptive: bool) -> None:
         super().__init__(batch_groups=batch_groups, adaptive=adaptive)
-        self._hold_s = hold_s
-        self.ready_at: float | None = None
+        self._patient = patient
+        self._holds = False
 
     @property
     def waits(self) -> bool:
-        return super().waits or self.ready_at is not None
+        return super().waits or self._holds
 
     def is_whole(self, ready: int, max_staleness: int) -> bool:
         whole = super().is_whole(ready, max_staleness)
-        self.ready_at = self.ready_at if whole else None
+        self._holds = self._holds and whole
         return whole
 
-    def may_take(self, others: Mapping[int, int], batch: Mapping[int, int], next_batch: int, *, now: float) -> bool:
+    def may_take(self, others: Mapping[int, int], batch: Mapping[int, int], next_batch: int) -> bool:
         """Return whether a full `batch` may be taken, leaving `others` behind. Both count groups by deadline."""
-        if not self._hold_s or may_take(others, batch, next_batch, self._batch_groups):
-            return True
-        self.ready_at = now if self.ready_at is None else self.ready_at
-        return now >= self.ready_at + self._hold_s
-
-    def hold_until(self) -> float | None:
-        """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""
-        if self.ready_at is None or math.isinf(self._hold_s):
-            return None
-        return self.ready_at + self._hold_s
+        may = not self._patient or may_take(others, batch, next_batch, self._batch_groups)
+        self._holds = self._holds or not may
+        return may
 
     def taken(self, *, now: float) -> None:
         super().taken(now=now)
-        self.ready_at = None
-        if self._hold_s:
+        self._holds = False
+        if self._patient:
             self._spare = 0.0
 
 
 class HoldingPlane(RolloutPlane):
-    """The product's plane with a HoldingPacing. With a `hold_s` of 0 it does what the product's does."""
+    """The product's plane with a HoldingPacing. If it is not `patient` it does what the product's does."""
 
-    def __init__(self, rules: PlaneRules, *, prompts: Callable[[int], Prompt], hold_s: float) -> None:
+    def __init__(self, rules: PlaneRules, *, prompts: Callable[[int], Prompt], patient: bool) -> None:
         super().__init__(rules, prompts=prompts)
-        self.hold_s = hold_s
         self._pacing: HoldingPacing = HoldingPacing(
-            batch_groups=rules.groups_per_step, hold_s=hold_s, adaptive=rules.adaptive
+            batch_groups=rules.groups_per_step, patient=patient, adaptive=rules.adaptive
         )
 
     def can_take(self, *, now: float) -> bool:
@@ -88,10 +79,6 @@ class HoldingPlane(RolloutPlane):
         if not super().can_take(now=now):
             return False
         due = Counter(group.deadline(self.max_staleness) for group in self.full_batch())
-        may = self._pacing.may_take(self._by_deadline() - due, due, self.next_batch, now=now)
+        may = self._pacing.may_take(self._by_deadline() - due, due, self.next_batch)
         self.leased.chances += not (may or waited)
         return may
-
-    def hold_until(self) -> float | None:
-        """Return when a waiting batch is taken in any case. None if no batch waits, or if it waits without limit."""
-        return None if self.paused else self._pacing.hold_until()

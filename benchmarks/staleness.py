@@ -51,7 +51,7 @@ from benchmarks.staleness_sim import (
     Setting,
     Worker,
     freshness_of,
-    hold_of,
+    is_patient,
     node,
     prompt,
 )
@@ -134,7 +134,7 @@ class Row:
             batch_groups=BATCH_GROUPS,
             group_size=self.group_size,
             slots=self.workers,
-            hold_s=hold_of(rule),
+            patient=is_patient(rule),
             freshness=freshness_of(rule),
         )
 

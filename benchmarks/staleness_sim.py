@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import statistics
 from array import array
 from collections.abc import Callable, Collection
@@ -46,13 +45,13 @@ REPLACED_S = 600.0  # A dead worker is replaced after ten minutes: a volunteer c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What the learner consumes, and the bound. `hold_s` is the plane's alone, `slots` AReaL's `max_concurrent`."""
+    """What the learner consumes, and the bound. `patient` is the plane's alone, `slots` AReaL's `max_concurrent`."""
 
     max_staleness: int
     batch_groups: int
     group_size: int
     slots: int
-    hold_s: float = 0.0
+    patient: bool = False
     freshness: Freshness = "off"
 
 
@@ -119,7 +118,7 @@ class DeadlineRule(Rule):
             beat_s=BEAT_S,
             lease_time_limit_s=1e7,
         )
-        self._plane = HoldingPlane(rules, prompts=prompt, hold_s=setting.hold_s)
+        self._plane = HoldingPlane(rules, prompts=prompt, patient=setting.patient)
         self._samples: dict[int, list[Sample]] = {}
         self.discarded: list[Sample] = []
 
@@ -305,8 +304,8 @@ RULES: dict[str, Callable[[Setting], Rule]] = {
 }
 
 
-def hold_of(rule: str) -> float:
-    return math.inf if rule.endswith("hold") else 0.0
+def is_patient(rule: str) -> bool:
+    return rule.endswith("hold")
 
 
 def freshness_of(rule: str) -> Freshness:

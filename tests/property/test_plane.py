@@ -6,20 +6,17 @@ at once. So the machine only has to come up with histories.
 
 from __future__ import annotations
 
-import math
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from benchmarks.holding import HoldingPlane
 from swarm.rollout.journal.entries import BoundSet, Record, VersionPublished
 from swarm.rollout.plane.effects import Effect, Granted, ScoreWanted
-from swarm.rollout.plane.plane import PlaneRules
 from swarm.types import Lease, NodeId, Rollout, SampleSpec, Score, VersionId
 from swarm.wire import Digest
-from tests.builders import RULES, VOCAB, failed_rollout, prompt, rollout, v
+from tests.builders import failed_rollout, rollout, v
 from tests.simulator.rollouts.checkers import WatchedPlane
+from tests.simulator.rollouts.cluster import new_plane
 from tests.simulator.rollouts.ledger import Ledger
 from tests.simulator.rollouts.scenario import Scenario
 
@@ -31,8 +28,8 @@ PICK = st.integers(0, 1_000)
 class PlaneMachine(RuleBasedStateMachine):
     """Samplers, a learner and its crashes, without a clock of their own."""
 
-    @initialize(bound=st.integers(0, 3), hold_s=st.sampled_from([0.0, 10.0, math.inf]), dynamic=st.booleans())
-    def begin(self, bound: int, hold_s: float, dynamic: bool) -> None:
+    @initialize(bound=st.integers(0, 3), patient=st.booleans(), dynamic=st.booleans())
+    def begin(self, bound: int, patient: bool, dynamic: bool) -> None:
         self.now = 0.0
         self.scenario = Scenario(
             name="default",
@@ -43,7 +40,7 @@ class PlaneMachine(RuleBasedStateMachine):
             samplers=3,
             beat_s=5.0,
             lease_time_limit_s=60.0,
-            hold_s=hold_s,
+            patient=patient,
             dynamic_sampling=dynamic,
         )
         self.plane = WatchedPlane(self.scenario, seed=0, clock=lambda: self.now)
@@ -60,20 +57,8 @@ class PlaneMachine(RuleBasedStateMachine):
             self.install(node)
 
     def restore(self) -> None:
-        rules = PlaneRules(
-            run_seed=7,
-            life=self.life,
-            max_staleness=self.bound,
-            groups_per_step=2,
-            group_size=2,
-            dynamic_sampling=self.scenario.dynamic_sampling,
-            rules=RULES,
-            vocab_size=VOCAB,
-            beat_s=self.scenario.beat_s,
-            lease_time_limit_s=self.scenario.lease_time_limit_s,
-        )
         self.wanted = []
-        plane = HoldingPlane(rules, prompts=prompt, hold_s=self.scenario.hold_s)
+        plane = new_plane(self.scenario, 7, self.life, self.bound)
         self.perform(self.plane.begin(plane, self.ledger, bound=self.bound))
 
     def perform(self, effects: list[Effect]) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import NoReturn
@@ -53,7 +53,6 @@ class EpisodeScenario:
     step_s: float = 0.2
     steps: int = 30
     beat_s: float = 2.0
-    adaptive: bool = True
     crashes_per_s: float = 0.0
     learner_crashes_per_s: float = 0.0
 
@@ -63,12 +62,9 @@ class Figures:
     steps: int = 0
     episodes: int = 0
     turns: int = 0
-    redrawn: int = 0
     moved: int = 0
     crashes: int = 0
-    learner_crashes: int = 0
     idle_share: float = 0.0
-    verdicts: Counter[str] = field(default_factory=Counter)
 
 
 class Breach(AssertionError):
@@ -124,7 +120,6 @@ class EpisodeSwarm:
         if not self.plane.is_taken(node, answer):
             judged, *effects = self.plane.submit(node, answer, now=self.world.now)
             assert isinstance(judged, Judged)
-            self.figures.verdicts[judged.verdict] += 1
             self._require(judged.verdict in ("accepted", "duplicate", "stale"), f"{answer.sample}: {judged}")
         self._held.append((node, answer, reply))
         self.perform(effects)
@@ -227,7 +222,6 @@ class EpisodeSwarm:
 
     def _crash_learner(self) -> None:
         """What is on record is all that the next life has; the step under way is taken again at once."""
-        self.figures.learner_crashes += 1
         self._life += 1
         run = self._ledger.run()
         lost = run.next_batch - self.version
@@ -257,7 +251,6 @@ class EpisodeSwarm:
             run_seed=self.seed,
             life=self._life,
             max_staleness=scenario.max_staleness,
-            adaptive=scenario.adaptive,
             groups_per_step=scenario.groups_per_step,
             group_size=scenario.group_size,
             rules=SamplingRules(temperature=1.0, max_new_tokens=8, stop_token_ids=(STOP,)),

@@ -13,8 +13,8 @@ comes out and never from the plane's tables or predicates, so that a mistake in 
     I3        a rollout is accepted once, trained once, and else is in a group that was dropped for a true reason
     I4        the newest version and what a node holds only rise
     I5        the plane's sizes are those of the books, and under their caps
-    I7        with unlimited hold nothing is discarded as stale but for a bound that was lowered, and a batch that is
-              ready waits no longer than it may
+    I7        a patient learner discards nothing as stale but for a bound that was lowered; any other takes a batch as
+              soon as it is ready
     liveness  there is a step or an evaluation within `stall_s` while a connected sampler lives and the learner works
 
 A life of the learner ends with `close`, and the books are lost with it; `begin` writes them anew from what is on record
@@ -23,7 +23,6 @@ and goes on checking, so that whatever the plane forgot or made up in between is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -71,7 +70,6 @@ class WatchedPlane:
         self._highest_bound = scenario.max_staleness
         self._was_lowered = False
         self._next_batch = 0
-        self._ready_at: float | None = None
         self._rounds = 0
         self._round_open = 0
         self._standby: Mapping[NodeId, str] = {}
@@ -87,7 +85,7 @@ class WatchedPlane:
         self._plane = plane
         self.bound = bound
         run = ledger.run()
-        self._next_batch, self._ready_at, self._rounds, self._round_open = run.next_batch, None, 0, 0
+        self._next_batch, self._rounds, self._round_open = run.next_batch, 0, 0
         self._standby = {}
         self._paused = False
         self._books.begin(ledger, self._scenario.group_size)
@@ -213,21 +211,13 @@ class WatchedPlane:
 
     def can_take(self) -> bool:
         ready = sum(e.ready and e.purpose == "train" and not self._late(e.oldest) for e in self._books.groups.values())
-        if ready < self._scenario.groups_per_step:
-            self._ready_at = None
-        elif self._ready_at is None:
-            self._ready_at = self._clock()
         may = self._live.can_take(now=self._clock())
         if self._paused:
             self._require(not may, "pause", "a batch may be taken in a pause")
-            self._ready_at = None
-        if self._ready_at is not None and not may:
-            waits_s = self._clock() - self._ready_at
-            self._require(waits_s < self._scenario.hold_s, "I7", f"a batch is ready for {waits_s:.3f} s")
+            ready = 0
+        waits = ready >= self._scenario.groups_per_step and not may
+        self._require(self._scenario.patient or not waits, "I7", "a batch is ready and is not taken")
         return may
-
-    def hold_until(self) -> float | None:
-        return self._live.hold_until()
 
     def take(self) -> tuple[list[Group], list[Effect]]:
         due = {name: self._due(e) for name, e in self._books.groups.items() if e.purpose == "train" and e.ready}
@@ -244,7 +234,6 @@ class WatchedPlane:
         self._require(not passed_over, "pacing", f"due by {last} was taken before {passed_over[:1]}")
         self._next_batch += 1
         self._replaced = 0
-        self._ready_at = None
         self._progress_at = self._clock()
         return batch, self._settled(effects)
 
@@ -362,7 +351,7 @@ class WatchedPlane:
         for d in range(due, max(deadlines) + 1):
             count = sum(n <= other <= d for other in deadlines)
             # An eighth of a batch may be opened beyond it, where batches never wait.
-            room = (d - n + 1) * per_step + (per_step // 8 if self._scenario.hold_s == 0 else 0)
+            room = (d - n + 1) * per_step + (per_step // 8 if not self._scenario.patient else 0)
             self._require(count <= room, "pacing", f"{count} groups due in {n}..{d}, room for {room}")
 
     def _accept(self, entry: Entry | None, node: NodeId, rollout: Rollout) -> None:
@@ -459,7 +448,7 @@ class WatchedPlane:
     @property
     def _may_waste(self) -> bool:
         """True unless pacing is to keep the bound by itself. What is overdue since S was lowered is not waited for."""
-        return self._was_lowered or not math.isinf(self._scenario.hold_s)
+        return self._was_lowered or not self._scenario.patient
 
     def _hear(self, node: NodeId, later_s: float = 0.0) -> None:
         self._heard_at[node] = max(self._heard_at.get(node, 0.0), self._clock() + later_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from random import Random
 
 from benchmarks.holding import HoldingPlane
@@ -47,8 +47,8 @@ class Cluster:
         self._ledger = Ledger(scenario.group_size, self._plane.breach)
         self._lineage = Lineage(self._ledger, self._plane.breach)
         self._disk = Disk(self.world, self._ledger, commit_s=scenario.commit_s)
-        self._learner = Learner(self.world, scenario, self._plane, self._disk, self._lineage, self._new_plane)
-        self._seed = seed
+        plane_of = partial(new_plane, scenario, seed)
+        self._learner = Learner(self.world, scenario, self._plane, self._disk, self._lineage, plane_of)
         self._samplers: list[Sampler] = []
         self._disks: defaultdict[NodeId, SamplerDisk] = defaultdict(SamplerDisk)
         for crash in scenario.crashes:
@@ -89,10 +89,6 @@ class Cluster:
             self.world.schedule(change.at_s, f"S is set to {change.max_staleness}", self._set_bound(change))
         for standby in self._scenario.standby_changes:
             self.world.schedule(standby.at_s, f"{len(standby.samplers)} on standby", self._set_standby(standby))
-
-    def _new_plane(self, life: int, max_staleness: int) -> HoldingPlane:
-        rules = replace(_rules(self._scenario, self._seed), life=life, max_staleness=max_staleness)
-        return HoldingPlane(rules, prompts=prompt, hold_s=self._scenario.hold_s)
 
     def _set_bound(self, change: BoundChange) -> Callable[[], None]:
         return lambda: self._learner.set_bound(change.max_staleness)
@@ -149,10 +145,11 @@ class Cluster:
             self.world.schedule(up_s, f"{node} {'leaves' if polite else 'crashes'}", end)
 
 
-def _rules(scenario: Scenario, seed: int) -> PlaneRules:
-    return PlaneRules(
+def new_plane(scenario: Scenario, seed: int, life: int, max_staleness: int) -> HoldingPlane:
+    rules = PlaneRules(
         run_seed=seed,
-        max_staleness=scenario.max_staleness,
+        life=life,
+        max_staleness=max_staleness,
         adaptive=scenario.adaptive,
         groups_per_step=scenario.groups_per_step,
         group_size=scenario.group_size,
@@ -162,3 +159,4 @@ def _rules(scenario: Scenario, seed: int) -> PlaneRules:
         beat_s=scenario.beat_s,
         lease_time_limit_s=scenario.lease_time_limit_s,
     )
+    return HoldingPlane(rules, prompts=prompt, patient=scenario.patient)

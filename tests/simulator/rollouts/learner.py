@@ -44,7 +44,6 @@ from tests.simulator.rollouts.books import Holding, oldest_of
 from tests.simulator.rollouts.checkers import WatchedPlane
 from tests.simulator.rollouts.disk import Disk
 from tests.simulator.rollouts.figures import Figures
-from tests.simulator.rollouts.ledger import ScoredRollout
 from tests.simulator.rollouts.lineage import Lineage
 from tests.simulator.rollouts.process import Process
 from tests.simulator.rollouts.scenario import Death, Scenario
@@ -80,7 +79,6 @@ class Life:
     hurry: bool = False
     training: bool = False
     waiting_since: float | None = None
-    held_until: float | None = None
 
     def note_install(self, node: NodeId, version: VersionId) -> bool:
         """Whether it is news that `node` holds `version`."""
@@ -310,9 +308,6 @@ class Learner:
                 self.figures.idle_s += self._world.now - life.waiting_since
             self._perform(effects)
             self._process.once_committed(self._train_next)
-        elif (until := self._plane.hold_until()) not in (None, life.held_until):
-            life.held_until = until
-            self._process.later(max(0.0, (until or 0.0) - self._world.now), "held long enough", self._take_if_ready)
 
     def _train_next(self) -> None:
         """Feed the trainer the next batch on record; once there is none a life that begins opens the plane."""
@@ -331,7 +326,7 @@ class Learner:
         life.training = True
         self._world.note(f"step {step} takes {' '.join(one.rollout.rollout_id for one in batch)}")
         if step == self.figures.steps:
-            self._count(step, batch)
+            self.figures.step([step - oldest_of(one.rollout) for one in batch])
         self._trainer.train(batch, self._process.guarded(lambda: self._trained(step)))
 
     def _trained(self, step: int) -> None:
@@ -353,10 +348,6 @@ class Learner:
         if not self._plane.evaluating and (final or self._life.made % self._scenario.eval_every_steps == 0):
             self._evaluate()
         self._changed()
-
-    def _count(self, step: int, batch: Sequence[ScoredRollout]) -> None:
-        ages = [step - oldest_of(one.rollout) for one in batch]
-        self.figures.step(ages)
 
     def _publish_if_due(self) -> None:
         life = self._life

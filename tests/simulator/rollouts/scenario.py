@@ -122,7 +122,7 @@ class Scenario:
     mean_down_s: float = 30.0
     polite_share: float = 0.0
     partitions: tuple[Partition, ...] = ()
-    hold_s: float = 0.0
+    patient: bool = False
     bound_changes: tuple[BoundChange, ...] = ()
     standby_changes: tuple[StandbyChange, ...] = ()
     commit_s: float = 0.005
@@ -139,15 +139,14 @@ class Scenario:
         The slowest honest step: samples of a lost node come free after three beats, a version is fetched, and one
         sampler alone generates the batch in rounds that may each reach the time limit of a lease. Who could not reach
         the learner comes back within a back-off, twice over if it first has to learn of a version; what a sampler held
-        that vanished while the learner was down comes free after RETURN_S besides; and a batch may be held.
+        that vanished while the learner was down comes free after RETURN_S besides.
         """
         work = max(self.groups_per_step * self.group_size, self.eval_prompts)
         round_s = self.slowest_generation_s + self.reward_s + 4 * self.call_s
         rounds = math.ceil(work / self.capacity) + 1
         fetch_s = self.broadcast_s * math.exp(self.broadcast_spread) + 4 * self.call_s
         step_s = MISSED_BEATS * self.beat_s + fetch_s + self.train_step_s + rounds * round_s
-        held_s = 0.0 if math.isinf(self.hold_s) else self.hold_s
-        return PATIENCE * step_s + RETURN_S + 2 * MAX_BACK_OFF_S + held_s
+        return PATIENCE * step_s + RETURN_S + 2 * MAX_BACK_OFF_S
 
     @property
     def slowest_generation_s(self) -> float:
@@ -202,7 +201,7 @@ class Scenario:
                 )
                 for _ in range(draw.choice((0, 0, 1, 2)))
             ),
-            hold_s=draw.choice((0.0, 0.0, step_s * draw.uniform(0.1, 3.0), math.inf)),
+            patient=draw.choice((False, False, draw.random() < 0.5, True)),
             bound_changes=tuple(
                 BoundChange(at_s=draw.uniform(0.0, 30 * step_s), max_staleness=draw.randint(0, 6))
                 for _ in range(draw.choice((0, 0, 0, 1, 3)))
@@ -251,7 +250,7 @@ class Scenario:
             beat_s=draw.uniform(1.0, 5.0),
             latency_s=draw.uniform(0.001, 0.2),
             jitter_s=draw.uniform(0.0, 0.2),
-            hold_s=math.inf,
+            patient=True,
             commit_s=draw.choice((0.001, 0.05)),
         )
 
@@ -359,7 +358,7 @@ NAMED: Mapping[str, Scenario] = MappingProxyType(
                 name="dynamic-sampling-crashes",
                 group_size=2,
                 dynamic_sampling=True,
-                hold_s=math.inf,
+                patient=True,
                 crashes=_every(230, 3000),
             ),
             replace(DEFAULT, name="polite", samplers=6, mean_up_s=30.0, polite_share=1.0, generation_s=4.0),
@@ -384,7 +383,7 @@ NAMED: Mapping[str, Scenario] = MappingProxyType(
                 mean_learner_down_s=40.0,
                 commit_s=0.1,
             ),
-            replace(DEFAULT, name="held", hold_s=3.0, generation_sigma=1.0, speed_spread=1.0, samplers=6),
+            replace(DEFAULT, name="uneven", generation_sigma=1.0, speed_spread=1.0, samplers=6),
             replace(
                 DEFAULT,
                 name="dial",
