@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -216,26 +216,41 @@ class Index:
     def apply(self, entries: Sequence[Entry]) -> None:
         """Record the entries in one transaction. Entries are applied kind by kind: nobody sees the order within a
         transaction, and no kind refers to a later one. NoRoom and Contradiction leave everything as it was."""
-        self._transact(lambda: self._apply(entries))
+        some = list[Entry]()
+        with self._transaction():
+            for entry in entries:
+                if isinstance(entry, RolloutReturned):
+                    # The one kind whose order matters: the sample may be answered again afterwards.
+                    self._apply_kinds(some)
+                    self._return(entry)
+                    some = []
+                else:
+                    some.append(entry)
+            self._apply_kinds(some)
 
     def prune(self, step: int) -> None:
         """Delete the payloads of batch `step`, and of what was dropped since the batch before it. Those of earlier
         batches are deleted already."""
-        self._transact(lambda: self._prune(step))
+        pruned = "SELECT number FROM groups WHERE step = ?1 OR dropped_at = ?1"
+        with self._transaction():
+            self.connection.execute(f"DELETE FROM payloads WHERE number IN ({pruned})", (step,))
+            self.connection.execute("UPDATE meta SET value = ? WHERE name = 'pruned'", (step + 1,))
 
     def empty_log(self) -> None:
         """Move the log to the database as far as no reader needs it, which would delay a commit later."""
         with suppress(sqlite3.OperationalError):  # Without room, as in a commit: the log waits for the next time
             self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
-    def _transact(self, write: Callable[[], object]) -> None:
-        """Run `write` in one transaction. Roll back if it raises anything."""
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Make the block one transaction, and roll back if it raises anything."""
         try:
             self.connection.execute("BEGIN IMMEDIATE")
-            write()
+            yield
             self.connection.execute("COMMIT")
         except BaseException as error:
-            self._roll_back()
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.IntegrityError):
                 raise Contradiction(f"the journal refuses what it is told: {error}") from error
             if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in ROOM_ERRORS:
@@ -257,7 +272,8 @@ class Index:
         self.connection.execute("PRAGMA foreign_keys = ON")
         self.connection.execute("PRAGMA secure_delete = OFF")  # Some builds of SQLite would write zeros over payloads
         if not tables:
-            self._transact(self._create)
+            with self._transaction():
+                self._create()
         size = read_meta(self.connection, "group_size")
         if size != self._group_size:
             raise UserError(f"{self._path} was written with groups of {size} samples, not {self._group_size}")
@@ -268,23 +284,7 @@ class Index:
         self.connection.execute("INSERT INTO meta VALUES ('group_size', ?), ('pruned', 0)", (self._group_size,))
         self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    def _roll_back(self) -> None:
-        if self.connection.in_transaction:
-            self.connection.execute("ROLLBACK")
-
     # -- the kinds of entries --------------------------------------------------------------------------------
-
-    def _apply(self, entries: Sequence[Entry]) -> None:
-        some = list[Entry]()
-        for entry in entries:
-            if isinstance(entry, RolloutReturned):
-                # The one kind whose order matters: the sample may be answered again afterwards.
-                self._apply_kinds(some)
-                self._return(entry)
-                some = []
-            else:
-                some.append(entry)
-        self._apply_kinds(some)
 
     def _apply_kinds(self, entries: Sequence[Entry]) -> None:
         self.connection.executemany(
@@ -397,11 +397,6 @@ class Index:
             [(entry.version.version, entry.version.incarnation, bytes(entry.content))],
             f"version {entry.version} was published with another content",
         )
-
-    def _prune(self, step: int) -> None:
-        pruned = "SELECT number FROM groups WHERE step = ?1 OR dropped_at = ?1"
-        self.connection.execute(f"DELETE FROM payloads WHERE number IN ({pruned})", (step,))
-        self.connection.execute("UPDATE meta SET value = ? WHERE name = 'pruned'", (step + 1,))
 
     def _end_leases(self, numbers: Sequence[int]) -> None:
         for table in ("leases", "turns"):
