@@ -44,7 +44,7 @@ TIME_SHARE = 0.015
 """Share of the time of all steps that may be spent on samplers that are neither new nor suspicious. With the others it
 should come to 2 %."""
 NEW_TIME_SHARE = 0.1  # The same for newcomers; at the start of a run every sampler is one
-CLASSES = Path(__file__).parents[1] / "audit" / "classes.toml"
+CLASSES = Path(__file__).with_name("classes.toml")
 KEPT_EVIDENCE = 16  # Rollouts kept for each sampler: the last ones that differ
 MIN_DIFFERENCE = 1e-3  # Nats a token in the mean: a rollout that differs by less is not kept as evidence
 CAUGHT = "caught"
@@ -102,10 +102,7 @@ class ChosenRollout:
     is None if it was drawn greedily. `in_full`: all rollouts of this sampler are audited, because it is new, suspicious
     or of an unmeasured class. `side` as in Finding."""
 
-    name: str
     node: NodeId
-    group_id: GroupId
-    index: int
     start: int
     prompt_token_ids: tuple[int, ...]
     stop_token_ids: tuple[int, ...]
@@ -114,6 +111,10 @@ class ChosenRollout:
     seed: int | None
     side: int
     in_full: bool
+
+    @property
+    def name(self) -> str:
+        return self.whole.rollout_id
 
     def past_its_end(self) -> int:
         """Return how many tokens follow the first stop token."""
@@ -222,7 +223,7 @@ class Auditing:
             is_paid = parts[0][0].purpose == "eval" or self._may_spend(share)
             if is_paid and self._auditor.drawn(name) < share:
                 chosen[node] += 1
-                found += [self._chosen(name, *part, in_full=share == 1) for part in parts]
+                found += [self._chosen(*part, in_full=share == 1) for part in parts]
         return sorted(found, key=lambda one: one.name)
 
     async def audit(self, chosen: Sequence[ChosenRollout]) -> AuditResult:
@@ -255,7 +256,7 @@ class Auditing:
         rollout, result = sample.rollout, AuditResult()
         if rollout is None or len(rollout.turns) > 1:
             return None, result
-        one = self._chosen(rollout.rollout_id, group, sample, _turns_of(sample)[0], in_full=True)
+        one = self._chosen(group, sample, _turns_of(sample)[0], in_full=True)
         parts = []
         for span in rollout.spans:
             replayed = await self._draw_again(span.version, [(one, span)], is_fast=True, is_counted=False)
@@ -292,14 +293,11 @@ class Auditing:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _chosen(self, name: str, group: Group, sample: Sample, turn: Turn, *, in_full: bool) -> ChosenRollout:
+    def _chosen(self, group: Group, sample: Sample, turn: Turn, *, in_full: bool) -> ChosenRollout:
         rollout = sample.rollout
         assert rollout is not None
         return ChosenRollout(
-            name=name,
             node=NodeId(turn.node),
-            group_id=group.group_id,
-            index=rollout.index,
             start=turn.start,
             prompt_token_ids=reads_of(rollout, turn, group.prompt.token_ids),
             stop_token_ids=group.rules.stop_token_ids,
@@ -337,7 +335,8 @@ class Auditing:
 
     @staticmethod
     def _replace(result: AuditResult, part: AuditedPart) -> None:
-        one, name = part.chosen, (part.chosen.group_id, part.chosen.index)
+        one = part.chosen
+        name = GroupId(one.whole.group_id), one.whole.index
         held = array("f", result.recomputed[name][1] if name in result.recomputed else one.whole.logprobs)
         claimed = np.frombuffer(one.rollout.logprobs, np.float32)[part.span.start : part.span.end]
         own = array("f", (claimed - part.errors).tobytes())
