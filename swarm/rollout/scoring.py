@@ -60,11 +60,11 @@ class Scoring:
     def __init__(
         self,
         scorer: Scorer,
-        processes: int = 1,
-        genuine: Genuine | None = None,
-        samplers: Mapping[NodeId, SamplerStats] | None = None,
+        processes: int,
+        genuine: Genuine,
+        samplers: Mapping[NodeId, SamplerStats],
         *,
-        is_open: Callable[[GroupId], bool] = lambda group: True,
+        is_open: Callable[[GroupId], bool],
         scored: Callable[[Sequence[ScoreWanted], Sequence[Score | Unscored]], None],
     ) -> None:
         self._scorer = scorer
@@ -73,7 +73,7 @@ class Scoring:
         self._free = processes
         self._in_a_row = 0
         self._genuine = genuine
-        self._samplers = {} if samplers is None else samplers
+        self._samplers = samplers
         self._queues: dict[NodeId, deque[tuple[float, list[ScoreWanted]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.fault: BaseException | None = None
@@ -136,7 +136,7 @@ class Scoring:
         self._finish(asked, outcomes)
 
     async def _judged(self, asked: ScoreWanted, outcome: Score | Unscored) -> Score | Unscored:
-        if isinstance(outcome, Unscored) and self._genuine is not None:
+        if isinstance(outcome, Unscored):
             outcome = replace(outcome, genuine=await self._genuine(asked))
             if outcome.genuine is False:
                 # What waits of this sampler is not scored: each could take as long.

@@ -37,6 +37,8 @@ class Busy:
         self.order: list[NodeId] = []
         self.open = self.max_open = 0
         self.outcomes: list[Score | Unscored] = []
+        self.judged: list[NodeId] = []
+        self.given_up: set[GroupId] = set()
 
     async def score(self, wanted: Sequence[ScoreWanted]) -> list[Score | Unscored]:
         self.open += 1
@@ -51,6 +53,16 @@ class Busy:
     def scored(self, wanted: Sequence[ScoreWanted], outcomes: Sequence[Score | Unscored]) -> None:
         self.outcomes += outcomes
 
+    def is_open(self, group: GroupId) -> bool:
+        return group not in self.given_up
+
+    def scoring(self, processes: int = 1, *, genuine: bool | None = None) -> Scoring:
+        async def judge(asked: ScoreWanted) -> bool | None:
+            self.judged.append(asked.node)
+            return genuine
+
+        return Scoring(self.score, processes, judge, self.samplers, is_open=self.is_open, scored=self.scored)
+
 
 async def all_scored(scoring: Scoring) -> None:
     while scoring._tasks:
@@ -60,7 +72,7 @@ async def all_scored(scoring: Scoring) -> None:
 
 async def test_answers_that_hang_cost_their_sampler_its_turns_and_others_one(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch)
-    scoring = Scoring(busy.score, 1, None, busy.samplers, scored=busy.scored)
+    scoring = busy.scoring()
     scoring.begin(wanted_of(ALICE, 16))
     scoring.begin(wanted_of(BOB, 20))
     await all_scored(scoring)
@@ -72,9 +84,8 @@ async def test_answers_that_hang_cost_their_sampler_its_turns_and_others_one(mon
 async def test_nothing_waits_for_answers_whose_groups_were_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each hangs: the next ones are too old by the time, and what comes last, a held-out round, waited for all."""
     busy = Busy(monkeypatch)
-    scoring = Scoring(
-        busy.score, 1, None, busy.samplers, is_open=lambda group: group in ("a0", "a15"), scored=busy.scored
-    )
+    busy.given_up = {GroupId(f"a{number}") for number in range(1, 15)}
+    scoring = busy.scoring()
     scoring.begin(wanted_of(NodeId("a"), 16))
     await all_scored(scoring)
     assert len(busy.order) == 2
@@ -82,7 +93,7 @@ async def test_nothing_waits_for_answers_whose_groups_were_given_up(monkeypatch:
 
 async def test_what_a_sampler_used_is_forgotten_and_one_that_left_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch)
-    scoring = Scoring(busy.score, 1, None, busy.samplers, scored=busy.scored)
+    scoring = busy.scoring()
     scoring.begin(wanted_of(ALICE, 1))
     await all_scored(scoring)
     busy.now += 600.0
@@ -96,7 +107,7 @@ async def test_what_a_sampler_used_is_forgotten_and_one_that_left_is_the_last(mo
 
 async def test_as_many_are_scored_at_once_as_there_are_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch)
-    scoring = Scoring(busy.score, 3, None, busy.samplers, scored=busy.scored)
+    scoring = busy.scoring(3)
     scoring.begin(wanted_of(BOB, 8))
     assert (scoring.waiting, scoring.took_s) == (8, 0.0)
     await all_scored(scoring)
@@ -108,15 +119,10 @@ async def test_as_many_are_scored_at_once_as_there_are_processes(monkeypatch: py
 async def test_a_failure_is_judged_and_nothing_else_of_who_made_it_up_is_scored(
     monkeypatch: pytest.MonkeyPatch, genuine: bool | None
 ) -> None:
-    busy, judged = Busy(monkeypatch), list[NodeId]()
-
-    async def judge(asked: ScoreWanted) -> bool | None:
-        judged.append(asked.node)
-        return genuine
-
-    scoring = Scoring(busy.score, 1, judge, busy.samplers, scored=busy.scored)
+    busy = Busy(monkeypatch)
+    scoring = busy.scoring(genuine=genuine)
     scoring.begin(wanted_of(ALICE, 4))
     await all_scored(scoring)
     assert [isinstance(one, Unscored) and one.genuine for one in busy.outcomes] == [genuine] * 4
     # Its second was begun before the first was judged.
-    assert len(judged) == len(busy.order) == (2 if genuine is False else 4)
+    assert len(busy.judged) == len(busy.order) == (2 if genuine is False else 4)
