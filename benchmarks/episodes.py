@@ -91,7 +91,7 @@ async def learner(turns: int, directory: Path) -> Figures:
     over, key = asyncio.Event(), SigningKey.generate()
     says = cycle([random_tokens(random.Random(number), SAID).tobytes() for number in range(100)])
     sessions, journal = ServerSessions(key, b""), Journal(directory, group_size=EPISODES)
-    service = RolloutService(sessions=sessions, emit=lambda kind, **fields: None)
+    service = RolloutService(sessions=sessions, journal=journal, emit=lambda kind, **fields: None)
 
     async def scorer(wanted: object) -> list[Score]:
         raise AssertionError(ScoreWanted)
@@ -100,7 +100,7 @@ async def learner(turns: int, directory: Path) -> Figures:
         return Observed(token_ids=next(says), done=len(wanted.drawn) == turns)
 
     await journal.start()
-    service.open(plane_of(turns), scorer, journal, stepper=step)
+    service.open(plane_of(turns), scorer, stepper=step)
     await service.published(ZERO)
     app = web.Application(middlewares=[guard])
     app.add_routes([session_route(sessions), *service.routes()])

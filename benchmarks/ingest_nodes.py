@@ -94,7 +94,8 @@ class BenchmarkedLearner:
         tls = load_or_create_tls(directory)
         self._fingerprint = tls.fingerprint
         sessions = ServerSessions(self._key, self._fingerprint)
-        self._service = RolloutService(sessions=sessions, emit=lambda kind, **fields: None)
+        self._journal = Journal(directory / "journal", group_size=plan.group_size)
+        self._service = RolloutService(sessions=sessions, journal=self._journal, emit=lambda kind, **fields: None)
         routes = [session_route(sessions), *self._service.routes()]
         self._server = NodeServer(routes, self._service.status, tls=tls.context, counted=(sessions.refused,))
         self._steps = 0
@@ -109,9 +110,8 @@ class BenchmarkedLearner:
         await rewards.score([Completion(prompt=load_task(task).prompt(0), token_ids=b"\3\0\0\0", seed=0)])
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), {self._plan.cores[0]})
-        journal = Journal(self._directory / "journal", group_size=self._plan.group_size)
-        await journal.start()
-        self._service.open(self._plane(), scorer(rewards), journal)
+        await self._journal.start()
+        self._service.open(self._plane(), scorer(rewards))
         await self._service.published(VersionId(incarnation=0, version=0))
         port = await self._server.start("127.0.0.1", 0)
         pipe.send(Listening(port=port, key=self._key.public_bytes, fingerprint=self._fingerprint))
@@ -124,7 +124,7 @@ class BenchmarkedLearner:
         for work in works:
             work.cancel()
         await self._server.stop()
-        await journal.close()
+        await self._journal.close()
         await rewards.close()
 
     async def _train(self) -> None:

@@ -46,6 +46,7 @@ class Learner(SamplerWatch):
         self.journal = ListJournal()
         self.service = RolloutService(
             sessions=self.sessions,
+            journal=self.journal,
             emit=lambda kind, **fields: self.events.append((kind, fields)),
             watch=self,
             heard=lambda node, beat, idle: self.did.append((node, beat.did, idle)),
@@ -59,7 +60,7 @@ class Learner(SamplerWatch):
         return RolloutClient(self.peers[node], named or node, engine)
 
     async def open(self, stepper: Stepper | None = None) -> None:
-        self.service.open(self.plane, self._score, self.journal, stepper=stepper)
+        self.service.open(self.plane, self._score, stepper=stepper)
         await self.service.published(v(0))
 
     def offered(self, node: NodeId, offer: Offer) -> None:

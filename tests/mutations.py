@@ -44,7 +44,7 @@ I3 second-answer test_a_late_answer_of_a_node_thought_silent_is_accepted_once
 - return "duplicate", "this sample is answered"
 + return "accepted", ""
 I3 batch-before-record test_a_batch_is_recorded_before_it_is_trained_on
-- await self._recorder.write(())
+- await self._journal.write(())
 -         self._chances.tell()
 + self._chances.tell()
 I3 verdict-before-record test_a_duplicate_is_told_only_once_its_original_is_committed

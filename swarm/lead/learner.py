@@ -250,6 +250,7 @@ class LearnerNode:
         )
         self._rollouts = RolloutService(
             sessions=network.sessions,
+            journal=run.journal,
             emit=self._rollout_event,
             watch=self._provisioning,
             heard=self._heard,
@@ -483,7 +484,7 @@ class LearnerNode:
         if (auditing := self._auditing()) is not None:
             self._publication.kept_at = auditing.place
         step, processes = self._answering.step, rewards.processes
-        self._rollouts.open(plane, score, self._life.journal, restored, step, processes, auditing)
+        self._rollouts.open(plane, score, restored, step, processes, auditing)
         sweeping = asyncio.create_task(self._answering.sweep(plane.leased.attempts))
         self._exits.callback(sweeping.cancel)
         return Steps(

@@ -108,6 +108,7 @@ class RolloutService:
         self,
         *,
         sessions: ServerSessions,
+        journal: Journal,
         emit: Callable[..., None],
         watch: SamplerWatch | None = None,
         heard: Callable[[NodeId, Beat, str], None] = lambda node, beat, idle: None,
@@ -115,6 +116,7 @@ class RolloutService:
         absent: Collection[NodeId] = (),
     ) -> None:
         self._sessions = sessions
+        self._journal = journal
         self._emit = emit
         self._watch = watch or SamplerWatch()
         self._heard = heard
@@ -125,7 +127,6 @@ class RolloutService:
         self._scoring: Scoring | None = None
         self._stepper: Stepper | None = None
         self.failures = RewardFailures(emit)
-        self._journal: Journal | None = None
         self._journal_error: EchoError | None = None
         self._intake = Intake()
         self._unpacking = asyncio.Lock()
@@ -142,7 +143,6 @@ class RolloutService:
         self,
         plane: RolloutPlane,
         scorer: Scorer,
-        journal: Journal,
         effects: Sequence[Effect] = (),
         stepper: Stepper | None = None,
         processes: int = 1,
@@ -164,7 +164,6 @@ class RolloutService:
         self._stepper = stepper
         if plane.next_batch:  # The reward has worked in an earlier life
             self.failures.scored_at = time.monotonic()
-        self._journal = journal
         self.tally.begin(now=time.monotonic())
         for node in self.samplers:
             plane.beat(node, now=time.monotonic())
@@ -196,11 +195,11 @@ class RolloutService:
                 break
             found = await self._audited(chosen)
             if records := plane.correct(found.recomputed):
-                self._recorder.enqueue(records)
+                self._journal.enqueue(records)
         batch, effects = plane.take()
         self._perform(effects)
         # While the disk is full, this wait keeps the trainer waiting too.
-        await self._recorder.write(())
+        await self._journal.write(())
         self._chances.tell()
         return batch
 
@@ -367,8 +366,8 @@ class RolloutService:
         while self.samplers.get(node) is stats and stats.questions == question:
             seen = self._chances.count
             left = until - time.monotonic()
-            if self._recorder.fault:
-                return _come_back(self._recorder.fault)  # Open no group that cannot be recorded.
+            if self._journal.fault:
+                return _come_back(self._journal.fault)  # Open no group that cannot be recorded.
             if self._prompts and not self._prompts.has(-(-ask.capacity // self._plane.rules.group_size)):
                 if left <= 0:
                     break
@@ -432,12 +431,12 @@ class RolloutService:
         if isinstance(body, web.Response):
             return body
         try:
-            node, named, claimed = await self._opened_body(request)
+            node, claimed = await self._open_body(request)
         finally:
             self._intake.done(body)
         plane = self._opened
         taken = [plane.is_taken(node, one.answer) for one in claimed]
-        judged = iter(self._judge(node, named, [one for one, again in zip(claimed, taken, strict=True) if not again]))
+        judged = iter(self._judge(node, [one for one, again in zip(claimed, taken, strict=True) if not again]))
         answers = [(one.answer, None if again else next(judged)) for one, again in zip(claimed, taken, strict=True)]
         await self._stepping.wait(node, [one for one, _ in answers], lambda one: plane.next_of(node, one) is not None)
         if not await self._committed_soon():
@@ -451,14 +450,14 @@ class RolloutService:
         if self._plane is None or self._plane.newest is None:
             # Before the first version no answer can be judged.
             return _come_back("the learner is starting")
-        if self._recorder.fault:
-            return _come_back(self._recorder.fault)
+        if self._journal.fault:
+            return _come_back(self._journal.fault)
         claim = self._sessions.check_header(request.headers.get(AUTH_HEADER), now=time.monotonic())
         body = self._intake.admit(
             claim,
             request.content_length,
             holds=bool(self._plane.leased.held_by(claim.node)),
-            journal_bytes=self._recorder.pending_bytes,
+            journal_bytes=self._journal.pending_bytes,
             now=time.monotonic(),
         )
         if isinstance(body, Body):
@@ -469,18 +468,18 @@ class RolloutService:
         wait = {"Retry-After": str(math.ceil(body.retry_after_s))}
         return web.Response(status=429, text=f"overloaded: {TEXTS[body.reason]}", headers=wait)
 
-    async def _opened_body(self, request: web.Request) -> tuple[NodeId, str, list[Claimed]]:
+    async def _open_body(self, request: web.Request) -> tuple[NodeId, list[Claimed]]:
         node, body = await read_signed(request, ROLLOUT_BODY_BYTES, self._sessions)
+        vocab_size = self._opened.rules.vocab_size
         if is_small(body):
-            return node, *self._open(body)
-        async with self._unpacking:
-            return node, *await asyncio.to_thread(self._open, body)
-
-    def _open(self, body: bytes) -> tuple[str, list[Claimed]]:
-        return open_submission(body, self._opened.rules.vocab_size)
-
-    def _judge(self, node: NodeId, named: str, claimed: Sequence[Claimed]) -> list[Judged]:
+            named, claimed = open_submission(body, vocab_size)
+        else:
+            async with self._unpacking:
+                named, claimed = await asyncio.to_thread(open_submission, body, vocab_size)
         self._check_sender(node, named)
+        return node, claimed
+
+    def _judge(self, node: NodeId, claimed: Sequence[Claimed]) -> list[Judged]:
         self._hear(node)
         plane, now = self._opened, time.monotonic()
         effects: list[Effect] = []
@@ -567,7 +566,7 @@ class RolloutService:
             self._emit("rollouts_malformed", node=first.node, rollouts=len(malformed), first=first.detail)
         if records:
             try:
-                self._recorder.enqueue(records)
+                self._journal.enqueue(records)
             except EchoError as error:
                 self._journal_error = error
                 raise
@@ -648,16 +647,11 @@ class RolloutService:
         assert self._plane is not None
         return self._plane
 
-    @property
-    def _recorder(self) -> Journal:
-        assert self._journal is not None
-        return self._journal
-
     async def _committed_soon(self) -> bool:
         """Return whether everything so far is committed before the sampler stops waiting for the reply."""
         try:
             async with asyncio.timeout(COMMIT_S):
-                await self._recorder.write(())
+                await self._journal.write(())
         except TimeoutError:
             return False
         except EchoError as error:

@@ -1,7 +1,7 @@
 """Decides from the headers alone which submissions to read, and opens their bodies.
 
-Theory of operation. A submission is *in hand* from its admission until it is answered. Its body counts with the size
-that its headers state. Above a bound it is refused unread, with the seconds after which to come back:
+Theory of operation. A submission is *in hand* from its admission until its body is opened. It counts with the size that
+its headers state. Above a bound it is refused unread, with the seconds after which to come back:
 
     journal     too much waits to be written, so no rollouts can be acknowledged for a while
     bodies      too many submissions or bytes are in hand, in total or from senders that hold no lease
@@ -169,7 +169,7 @@ class Intake:
         )
 
     def done(self, body: Body) -> None:
-        """Note that a submission was answered, or that its sender has gone."""
+        """Note that a submission was opened, or that its sender has gone."""
         self._in_hand.remove(body)
 
     def charge(self, node: NodeId, useless: int, *, now: float) -> None:

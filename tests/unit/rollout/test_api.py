@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from msgspec import structs
@@ -29,27 +29,21 @@ from tests.learner_face import ALICE, BOB, WAIT_S, Learner, answers_to, leases_f
 HALF = Score(reward=0.5, exact=False)
 
 
-@pytest.fixture
-async def learner() -> AsyncIterator[Learner]:
-    async with serving(Learner()) as learner:
-        yield learner
+async def test_a_sampler_is_told_that_the_learner_is_starting(starting: Learner) -> None:
+    assert (await starting.client(ALICE).ask(v(0), 1, WAIT_S, holding=()))[0] == "starting"
 
 
-async def test_a_sampler_is_told_that_the_learner_is_starting(learner: Learner) -> None:
-    assert (await learner.client(ALICE).ask(v(0), 1, WAIT_S, holding=()))[0] == "starting"
-
-
-async def test_a_sampler_that_holds_a_version_of_another_life_of_the_learner_has_to_wait(learner: Learner) -> None:
+async def test_a_sampler_that_holds_a_version_of_another_life_of_the_learner_has_to_wait(starting: Learner) -> None:
     """The learner came back elsewhere: it has published nothing yet, or has still to go past what others hold."""
-    learner.service.open(learner.plane, learner._score, learner.journal)
+    starting.service.open(starting.plane, starting._score)
     held = v(557)
-    assert (await learner.client(ALICE).ask(held, 1, WAIT_S, holding=()))[0] == "starting"
-    assert (await learner.client(ALICE).beat(held, 0, 0.0)).newest is None
-    await learner.service.published(v(0, incarnation=1))
-    assert (await learner.client(ALICE).ask(held, 1, WAIT_S, holding=()))[0] == "behind"
+    assert (await starting.client(ALICE).ask(held, 1, WAIT_S, holding=()))[0] == "starting"
+    assert (await starting.client(ALICE).beat(held, 0, 0.0)).newest is None
+    await starting.service.published(v(0, incarnation=1))
+    assert (await starting.client(ALICE).ask(held, 1, WAIT_S, holding=()))[0] == "behind"
     ahead = v(3, incarnation=2)
-    assert (await learner.client(ALICE).ask(ahead, 1, WAIT_S, holding=()))[0] == "starting"
-    assert (await learner.client(ALICE).beat(ahead, 0, 0.0)).newest == v(0, incarnation=1)
+    assert (await starting.client(ALICE).ask(ahead, 1, WAIT_S, holding=()))[0] == "starting"
+    assert (await starting.client(ALICE).beat(ahead, 0, 0.0)).newest == v(0, incarnation=1)
 
 
 class Accuser:
@@ -89,7 +83,6 @@ async def test_newcomers_from_the_address_of_one_who_was_caught_come_one_at_a_ti
     learner: Learner, monkeypatch: pytest.MonkeyPatch, *, local: bool, most: int
 ) -> None:
     monkeypatch.setattr("swarm.rollout.api.is_loopback", lambda host: local)
-    await learner.open()
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
     learner.service._auditor = Accuser(ALICE)
     waiting = asyncio.create_task(learner.service.next_batch())
@@ -101,7 +94,6 @@ async def test_newcomers_from_the_address_of_one_who_was_caught_come_one_at_a_ti
 
 
 async def test_log_probs_that_were_recomputed_are_trained_with_and_journaled(learner: Learner) -> None:
-    await learner.open()
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
     learner.service._auditor = accuser = Accuser()
     await learner.shows(lambda status: status["groups_ready"] == 2)
@@ -122,7 +114,6 @@ async def test_log_probs_that_were_recomputed_are_trained_with_and_journaled(lea
 
 
 async def test_a_held_out_round_with_a_liar_in_it_is_drawn_again_by_others(learner: Learner) -> None:
-    await learner.open()
     learner.service._auditor = Accuser(ALICE)
     asked = asyncio.create_task(learner.service.evaluate(v(0), [prompt(0)]))
     await learner.shows(lambda status: learner.plane.round.open)
@@ -137,7 +128,6 @@ async def test_a_held_out_round_with_a_liar_in_it_is_drawn_again_by_others(learn
 
 
 async def test_a_caught_sampler_hears_what_is_wrong_and_may_begin_again_once(learner: Learner) -> None:
-    await learner.open()
     learner.service._auditor = accuser = Accuser()
     accuser.told = {ALICE}
     learner.service.bar(ALICE, "barred: its log-probs are off")
@@ -152,7 +142,6 @@ async def test_a_caught_sampler_hears_what_is_wrong_and_may_begin_again_once(lea
 
 
 async def test_a_held_out_round_that_nobody_can_audit_says_so(learner: Learner) -> None:
-    await learner.open()
     unable = Accuser()
     unable.unaudited = 1
     for look in (None, unable):
@@ -164,7 +153,6 @@ async def test_a_held_out_round_that_nobody_can_audit_says_so(learner: Learner) 
 
 
 async def test_a_learner_that_waits_for_a_batch_hears_of_the_last_score(learner: Learner) -> None:
-    await learner.open()
     waiting = asyncio.create_task(learner.service.next_batch())
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
     assert len(await waiting) == 2
@@ -172,7 +160,6 @@ async def test_a_learner_that_waits_for_a_batch_hears_of_the_last_score(learner:
 
 @pytest.mark.parametrize("released", [True, False])
 async def test_a_question_held_open_is_answered_when_a_sample_is_free(learner: Learner, released: bool) -> None:
-    await learner.open()
     given = await leases_for(learner, ALICE, 4096)
     waiting = asyncio.create_task(leases_for(learner, BOB, 1))
     await learner.knows(BOB)
@@ -188,7 +175,6 @@ async def test_a_question_asked_ahead_is_answered_when_its_sampler_has_handed_in
     learner: Learner,
 ) -> None:
     """Nobody who asks ahead gets one of the last places; who has nothing to do does, at once."""
-    await learner.open()
     given = await leases_for(learner, ALICE, 8)
     holding = samples_of(given)
     waiting = asyncio.create_task(learner.client(ALICE).ask(v(0), 1, WAIT_S, holding=holding))
@@ -219,7 +205,6 @@ async def test_a_question_held_open_is_answered_when_the_learner_begins_to_wait(
 async def test_a_question_waits_for_the_prompts_that_its_answer_may_open(learner: Learner) -> None:
     ahead = PromptsAhead(prompt, first=0, most=4)
     learner.service._prompts = ahead
-    await learner.open()
     waiting = asyncio.create_task(leases_for(learner, ALICE, 4))
     await learner.shows(lambda status: ALICE in learner.service.samplers)
     assert learner.service.status()["groups_open"] == 0
@@ -230,7 +215,6 @@ async def test_a_question_waits_for_the_prompts_that_its_answer_may_open(learner
 
 
 async def test_a_question_held_open_ends_when_its_sampler_leaves(learner: Learner) -> None:
-    await learner.open()
     await leases_for(learner, ALICE, 4096)
     waiting = asyncio.create_task(learner.client(BOB).ask(v(0), 1, WAIT_S, holding=()))
     await learner.knows(BOB)
@@ -242,7 +226,6 @@ async def test_a_question_held_open_ends_when_its_sampler_leaves(learner: Learne
 
 async def test_what_a_sampler_does_not_name_is_leased_again(learner: Learner) -> None:
     """The answer with the first leases was lost: the node asks again and holds nothing."""
-    await learner.open()
     lost = await leases_for(learner, ALICE, 4096)
     again = await leases_for(learner, ALICE, 4096)
     assert again == lost
@@ -264,7 +247,6 @@ async def test_a_reward_that_does_nothing_but_fail_ends_the_run(learner: Learner
 
 
 async def test_a_rollout_whose_reward_fails_gets_zero_and_counts_in_its_group(learner: Learner) -> None:
-    await learner.open()
     learner.unscorable = {"t1/0"}
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
     batch = await learner.service.next_batch()
@@ -275,7 +257,7 @@ async def test_a_rollout_whose_reward_fails_gets_zero_and_counts_in_its_group(le
     assert learner.service.failures.reason == "no"
 
 
-async def test_what_took_long_is_heard_of_before_the_rest_of_its_group(learner: Learner) -> None:
+async def test_what_took_long_is_heard_of_before_the_rest_of_its_group(starting: Learner) -> None:
     """A scorer that gives one outcome at a time, as where each cost a process."""
     calls: list[list[str]] = []
 
@@ -283,12 +265,12 @@ async def test_what_took_long_is_heard_of_before_the_rest_of_its_group(learner: 
         calls.append([one.rollout.rollout_id for one in wanted])
         return [Unscored(reason="slow") if len(calls) == 1 else HALF]
 
-    learner.service.open(learner.plane, one_by_one, learner.journal)
-    await learner.service.published(v(0))
-    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 2)))
-    await learner.shows(lambda status: len(calls) == 2)
+    starting.service.open(starting.plane, one_by_one)
+    await starting.service.published(v(0))
+    await starting.client(ALICE).submit(answers_to(await leases_for(starting, ALICE, 2)))
+    await starting.shows(lambda status: len(calls) == 2)
     assert calls == [["t0/0", "t0/1"], ["t0/1"]]
-    assert [one.score.reward for one in learner.journal.entries if isinstance(one, RolloutScored)] == [0.0, 0.5]
+    assert [one.score.reward for one in starting.journal.entries if isinstance(one, RolloutScored)] == [0.0, 0.5]
 
 
 # -- failures of a reward that anybody can make up -----------------------------------------------------------
@@ -342,7 +324,6 @@ async def test_a_failed_answer_that_nobody_drew_is_drawn_by_others_from_its_seed
     learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm.rollout.scoring.ASKED_FROM", 2)
-    await learner.open()
     learner.service._auditor = accuser = Accuser()
     learner.unscorable = {"t0/0", "t0/1"}
     given = await leases_for(learner, ALICE, 2)
@@ -358,10 +339,10 @@ async def test_a_failed_answer_that_nobody_drew_is_drawn_by_others_from_its_seed
     assert not [entry for entry in learner.journal.entries if isinstance(entry, RolloutScored)]
 
 
-async def test_the_reward_of_a_run_that_goes_on_has_worked(learner: Learner) -> None:
-    learner.plane.next_batch = 1
-    await learner.open()
-    fails(learner.service.failures, MAX_IN_A_ROW, None, now=time.monotonic())
+async def test_the_reward_of_a_run_that_goes_on_has_worked(starting: Learner) -> None:
+    starting.plane.next_batch = 1
+    await starting.open()
+    fails(starting.service.failures, MAX_IN_A_ROW, None, now=time.monotonic())
 
 
 def test_groups_that_are_lost_one_after_the_other_end_the_run_though_turns_were_answered() -> None:
@@ -378,20 +359,19 @@ def test_groups_that_are_lost_one_after_the_other_end_the_run_though_turns_were_
         failures.dropped("environment_failed", now=QUIET_S)
 
 
-async def test_a_fault_behind_scoring_does_not_stay_hidden(learner: Learner) -> None:
+async def test_a_fault_behind_scoring_does_not_stay_hidden(starting: Learner) -> None:
     async def full_disk(wanted: Sequence[ScoreWanted]) -> list[Score]:
         raise OSError("no space left on device")
 
-    learner.service.open(learner.plane, full_disk, learner.journal)
-    await learner.service.published(v(0))
-    watch = asyncio.create_task(learner.service.watch_silence())
-    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 1)))
+    starting.service.open(starting.plane, full_disk)
+    await starting.service.published(v(0))
+    watch = asyncio.create_task(starting.service.watch_silence())
+    await starting.client(ALICE).submit(answers_to(await leases_for(starting, ALICE, 1)))
     with pytest.raises(OSError, match="no space"):
         await watch
 
 
 async def test_more_rollouts_than_a_submission_may_hold_are_refused(learner: Learner) -> None:
-    await learner.open()
     many = (Answer(rollout(group_id="t0", index=0)),) * (MAX_SUBMITTED + 1)
     body = compress(encode(Submission(node=ALICE, answers=many)))
     with pytest.raises(Exception, match=f"<= {MAX_SUBMITTED}") as refused:
@@ -400,7 +380,6 @@ async def test_more_rollouts_than_a_submission_may_hold_are_refused(learner: Lea
 
 
 async def test_malformed_rollouts_make_one_event_a_submission(learner: Learner) -> None:
-    await learner.open()
     await leases_for(learner, ALICE, 2)
     verdicts = await learner.client(ALICE).submit([Answer(rollout(group_id="t0", index=2 + i)) for i in range(50)])
     assert {answer.verdict for answer in verdicts} == {"malformed"}
@@ -409,7 +388,6 @@ async def test_malformed_rollouts_make_one_event_a_submission(learner: Learner) 
 
 
 async def test_beats_tell_what_is_newest_and_when_it_is_over(learner: Learner) -> None:
-    await learner.open()
     first = await learner.client(ALICE).beat(None, 0, 0.0)
     assert (first.newest, first.finished) == (v(0), False)
     await learner.service.end("finished")
@@ -418,7 +396,6 @@ async def test_beats_tell_what_is_newest_and_when_it_is_over(learner: Learner) -
 
 
 async def test_a_node_speaks_for_itself_alone(learner: Learner) -> None:
-    await learner.open()
     await leases_for(learner, ALICE, 1)
     liar = learner.client(BOB, named=ALICE)
     for call in (
@@ -434,7 +411,6 @@ async def test_a_node_speaks_for_itself_alone(learner: Learner) -> None:
 
 
 async def test_what_is_not_signed_is_not_looked_at(learner: Learner) -> None:
-    await learner.open()
     stranger = learner.peers[BOB]
     stranger._signs_for = None
     client = RolloutClient(stranger, BOB)
@@ -508,7 +484,6 @@ async def test_what_answers_a_lease_costs_its_sampler_nothing_whatever_becomes_o
 
 
 async def test_submissions_wait_outside_while_the_journal_has_too_much_to_write(learner: Learner) -> None:
-    await learner.open()
     answers = answers_to(await leases_for(learner, ALICE, 1))
     learner.journal.pending_bytes = 1 << 30
     with pytest.raises(Busy, match="overloaded: the learner has more to write than its disk takes"):
@@ -537,12 +512,11 @@ class SlowJournal(ListJournal):
 def slow(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> SlowJournal:
     """The journal of `learner`, for which nobody waits."""
     monkeypatch.setattr(api, "COMMIT_S", 0.0)
-    learner.journal = journal = SlowJournal()
+    learner.journal = learner.service._journal = journal = SlowJournal()
     return journal
 
 
 async def test_a_duplicate_is_told_only_once_its_original_is_committed(learner: Learner, slow: SlowJournal) -> None:
-    await learner.open()
     answers = answers_to(await leases_for(learner, ALICE, 2))
     slow.free.clear()
     for _ in range(2):
@@ -553,7 +527,6 @@ async def test_a_duplicate_is_told_only_once_its_original_is_committed(learner: 
 
 
 async def test_a_batch_is_recorded_before_it_is_trained_on(learner: Learner, slow: SlowJournal) -> None:
-    await learner.open()
     await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
     await learner.shows(lambda status: status["groups_ready"] == 2)
     slow.free.clear()
@@ -565,7 +538,6 @@ async def test_a_batch_is_recorded_before_it_is_trained_on(learner: Learner, slo
 
 
 async def test_leases_that_are_not_recorded_in_time_are_not_given_out(learner: Learner, slow: SlowJournal) -> None:
-    await learner.open()
     slow.free.clear()
     with pytest.raises(Busy, match="not yet recorded"):
         await learner.client(ALICE).ask(v(0), 2, WAIT_S, holding=())
@@ -575,7 +547,6 @@ async def test_leases_that_are_not_recorded_in_time_are_not_given_out(learner: L
 
 
 async def test_while_the_disk_is_full_nothing_is_taken_or_opened_and_samplers_come_back(learner: Learner) -> None:
-    await learner.open()
     answers = answers_to(await leases_for(learner, ALICE, 2))
     learner.journal.fault = "the disk is full: free 3 MB"
     with pytest.raises(Busy, match="the disk is full: free 3 MB"):
@@ -601,8 +572,7 @@ class BrokenJournal(ListJournal):
 
 
 async def test_a_journal_that_has_failed_ends_the_run(learner: Learner) -> None:
-    learner.journal = journal = BrokenJournal()
-    await learner.open()
+    learner.journal = learner.service._journal = journal = BrokenJournal()
     answers = answers_to(await leases_for(learner, ALICE, 2))
     journal.broken = True
     with pytest.raises(Busy, match="not yet recorded"):
@@ -612,7 +582,6 @@ async def test_a_journal_that_has_failed_ends_the_run(learner: Learner) -> None:
 
 
 async def test_whoever_asks_and_never_takes_part_falls_silent_too(learner: Learner) -> None:
-    await learner.open()
     assert (await learner.client(ALICE).ask(v(557), 1, WAIT_S, holding=()))[0] == "starting"
     assert learner.service.samplers[ALICE].installed is None
     assert list(learner.plane.leased.nodes()) == [ALICE]
@@ -620,16 +589,14 @@ async def test_whoever_asks_and_never_takes_part_falls_silent_too(learner: Learn
 
 async def test_rollouts_are_not_judged_before_a_version_is_known(learner: Learner) -> None:
     """A resumed learner knows what it leased, and not yet what it published: any verdict would throw the work away."""
-    await learner.open()
     leases = await leases_for(learner, ALICE, 2)
-    learner.service.open(new_plane(newest=None), learner._score, learner.journal)
+    learner.service.open(new_plane(newest=None), learner._score)
     with pytest.raises(Busy, match="starting"):
         await learner.client(ALICE).submit(answers_to(leases))
 
 
 async def test_who_was_there_in_a_former_life_is_waited_for_at_the_end(learner: Learner) -> None:
     learner.service._absent = {ALICE}
-    await learner.open()
     await learner.service.end("finished")
     farewell = asyncio.create_task(learner.service.farewell(0.0))
     await learner.client(BOB).release((), forget=True)
@@ -637,16 +604,3 @@ async def test_who_was_there_in_a_former_life_is_waited_for_at_the_end(learner: 
     assert (await learner.client(ALICE).beat(v(0), 0, 0.0)).finished
     await learner.client(ALICE).release((), forget=True)
     await asyncio.wait_for(farewell, WAIT_S)
-
-
-async def test_what_a_lower_bound_makes_late_is_counted_as_that(learner: Learner) -> None:
-    """Of 8 samples leased under S = 2, two batches' worth: 6 answered, 4 trained on; then S becomes 0."""
-    await learner.open()
-    answers = answers_to(await leases_for(learner, ALICE, 8))
-    await learner.client(ALICE).submit(answers[:6])
-    await learner.service.next_batch()
-    await learner.service.set_bound(0)
-    assert learner.service.status()["rollouts_dropped"] == {"bound_lowered": 2}
-    (verdict, _) = await learner.client(ALICE).submit(answers[6:])
-    assert verdict.verdict == "stale"
-    assert learner.service.status()["verdicts"] == {"accepted": 6, "bound_lowered": 2}

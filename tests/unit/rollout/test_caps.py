@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from swarm.errors import ProtocolError
 from swarm.net import client
 from swarm.rollout import api
 from swarm.rollout.intake import INLINE_BYTES, Claimed, open_submission
 from swarm.rollout.messages import Answer, Submission
-from swarm.types import Rollout
 from swarm.wire import ROLLOUT_BODY_BYTES, ROLLOUT_MAX_RATIO, ROLLOUT_UNPACKED_BYTES, compress, encode
-from tests.builders import STOP, VOCAB, rollout
-from tests.learner_face import ALICE, Learner, leases_for, serving
-
-
-@pytest.fixture
-async def learner() -> AsyncIterator[Learner]:
-    async with serving(Learner()) as learner:
-        await learner.open()
-        yield learner
+from tests.builders import rollout
+from tests.learner_face import ALICE, Learner, leases_for
 
 
 async def answer_to(learner: Learner, body: bytes) -> str:
@@ -97,18 +87,3 @@ async def test_a_body_that_does_not_come_gives_its_place_back(
     assert await first_line(reader) == "HTTP/1.1 408 Request Timeout"
     assert learner.service.status()["submissions_in_hand"] == 0
     writer.close()
-
-
-# -- contents ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "bad", [rollout(tokens=(VOCAB, STOP)), structs.replace(rollout(), logprobs=b"")], ids=["token", "log-probs"]
-)
-async def test_what_no_sampler_means_is_malformed_and_nothing_of_it_is_recorded(learner: Learner, bad: Rollout) -> None:
-    await leases_for(learner, ALICE, 1)
-    before = len(learner.journal.entries)
-    (verdict,) = await learner.client(ALICE).submit([Answer(bad)])
-    assert verdict.verdict == "malformed"
-    assert len(learner.journal.entries) == before
-    assert learner.service.status()["verdicts"] == {"malformed": 1}

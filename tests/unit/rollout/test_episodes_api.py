@@ -126,16 +126,6 @@ async def test_turns_drawn_over_the_line_become_an_episode(learner: Learner, lak
     assert scores == [1.25]
 
 
-async def test_a_reply_that_was_lost_is_given_again(learner: Learner, lake: Lake) -> None:
-    given = await lease_for(learner, ALICE)
-    first = turn_of(given, 0)
-    said = await one_step(learner, ALICE, first)
-    assert await one_step(learner, ALICE, first) == said
-    await ends_unharmed(learner, given)
-    assert len(lake.asked) == 2
-    assert learner.service.status()["verdicts"] == {"accepted": 2}
-
-
 @pytest.mark.parametrize("slow", [{1}, set()])
 async def test_quick_turns_do_not_wait_for_slow_ones(
     monkeypatch: pytest.MonkeyPatch, lake: Lake, slow: set[int]
@@ -277,7 +267,7 @@ async def test_only_so_many_questions_wait(learner: Learner, monkeypatch: pytest
 
 async def test_a_learner_that_has_published_nothing_answers_no_questions(lake: Lake) -> None:
     learner = learner_of()
-    learner.service.open(learner.plane, learner._score, learner.journal, stepper=lake)
+    learner.service.open(learner.plane, learner._score, stepper=lake)
     with pytest.raises(EchoError, match="published nothing yet"):
         await learner.service.ask((1, 5), RULES)
 
