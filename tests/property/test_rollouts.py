@@ -70,13 +70,6 @@ def test_a_batch_may_be_taken_if_it_leaves_no_more_behind_than_must_be(
     assert may_take(Counter(others), Counter(batch), 2, batch_groups) is (lost <= least)
 
 
-@given(st.lists(st.integers(0, 8), min_size=1, max_size=40), st.integers(1, 4))
-def test_when_all_is_ready_nothing_is_waited_for(ready: list[int], batch_groups: int) -> None:
-    """No state however overloaded, a lowered bound's say, makes an unlimited hold wait for nothing."""
-    ready = sorted(ready)
-    assert may_take(Counter(ready[batch_groups:]), Counter(ready[:batch_groups]), 0, batch_groups)
-
-
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=60),
     st.integers(0, 3),

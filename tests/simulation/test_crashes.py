@@ -74,16 +74,9 @@ def saved_by_the_spool(node: NodeId, lines: list[str]) -> set[str]:
 @pytest.mark.parametrize(
     "what", [pytest.param(what, marks=[] if what == "both" else pytest.mark.long) for what in DEATHS]
 )
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 9))])
 @SMALL
-def test_a_crash_before_any_one_effect_is_survived(small: Scenario, what: Death) -> None:
-    crash_before_each_effect(small, what, 0)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(1, 9))
-@pytest.mark.parametrize("what", DEATHS)
-@SMALL
-def test_a_crash_before_any_one_effect_is_survived_whatever_the_seed(small: Scenario, what: Death, seed: int) -> None:
+def test_a_crash_before_any_one_effect_is_survived(small: Scenario, seed: int, what: Death) -> None:
     crash_before_each_effect(small, what, seed)
 
 
@@ -126,13 +119,6 @@ def test_a_crash_soon_after_another_is_survived(first: int) -> None:
     for apart in (1, 2, 3, 5, 8, 13, 21):
         crashes = (Crash(effect=first, what="both"), Crash(effect=first + apart, what=DEATHS[apart % 3]))
         assert Cluster(replace(TINY, crashes=crashes), 0).run().crashes == 2
-
-
-@pytest.mark.parametrize("name", ["crashes", "crashes-sequential"])
-def test_a_run_with_many_crashes_takes_all_its_steps(name: str) -> None:
-    figures = Cluster(NAMED[name], 0).run()
-    assert figures.crashes >= 10
-    assert figures.steps == NAMED[name].steps
 
 
 def test_a_sampler_carries_on_by_itself_after_a_crash() -> None:

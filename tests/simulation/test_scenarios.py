@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -24,6 +25,7 @@ SEEDS_LONG = 2_000
 SEEDS_PER_TEST = 100
 
 
+@cache
 def run(name: str, seed: int) -> Figures:
     return Cluster(scenario_named(name, seed), seed).run()
 

@@ -6,8 +6,7 @@ import statistics
 
 import pytest
 
-from benchmarks import staleness
-from benchmarks.staleness import CaseRule, Row, case_misses, measure_case, simulate_case
+from benchmarks.staleness import Row, measure_case, simulate_case
 from benchmarks.staleness_sim import Figures
 from swarm.rollout.plane import rules
 
@@ -39,16 +38,6 @@ def test_the_learner_waits_no_longer_for_rounds_of_held_out_prompts_than_they_ta
     assert found["missed"] == ["idle beside off"], "which has more rollouts ready, and older ones"
     assert ours["idle"] < 0.1
     assert ours["mean_staleness"] < off["mean_staleness"] - 1
-
-
-def test_every_miss_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    met = {rule: {"idle": 0.0, "discarded": 0.0, "mean_staleness": 1.0} for rule in staleness.PAIR}
-    assert case_misses(met, 0, 3) == []
-    worse = met | {"deadlines": {"idle": 0.006, "discarded": 0.011, "mean_staleness": 1.0}}
-    assert case_misses(worse, 0, 4) == ["recovery", "idle beside off", "discards beside off"]
-    monkeypatch.setattr(CaseRule, "ask", lambda *_, **__: None)
-    found = measure_case(row_of("mixed"), steps=6, seeds=1)
-    assert (found["missed"], found["rules"]) == (["deadlock"], dict.fromkeys(staleness.PAIR))
 
 
 def test_an_engine_in_lockstep_gets_parts_of_a_batch_and_so_takes_newer_versions(

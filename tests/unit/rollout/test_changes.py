@@ -7,14 +7,6 @@ import asyncio
 from swarm.aio import Changes
 
 
-async def test_a_change_wakes_everybody_who_waits() -> None:
-    changes = Changes()
-    waiting = [asyncio.create_task(changes.wait(changes.count, None)) for _ in range(3)]
-    await asyncio.sleep(0)
-    changes.tell()
-    await asyncio.gather(*waiting)
-
-
 async def test_those_of_the_lowest_rank_go_on_first() -> None:
     changes, order = Changes(), list[float]()
 

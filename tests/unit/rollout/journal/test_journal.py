@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from swarm.rollout.journal.entries import (
     VersionPublished,
 )
 from swarm.rollout.journal.journal import DATABASE, Journal, JournalFailed
+from swarm.rollout.journal.verify import verify_run
 from swarm.types import GroupId, NodeId, Observed, Rollout, Score, Turn
 from swarm.wire import digest
 from tests.builders import ALICE, BOB, ints, rollout, v
@@ -94,8 +96,9 @@ async def test_what_was_written_is_there_again(tmp_path: Path) -> None:
     """Groups, leases and answers are, as test_model.py has it: here is the rest, and what a kill left unwritten."""
     first = VersionPublished(version=v(0), content=digest(b"weights"))
     bound = BoundSet(max_staleness=2, publish_every_steps=1)
+    held_out = replace(dropped(9), number=None, group_id=GroupId("e1-0"))
     async with opened(tmp_path) as journal:
-        await journal.write([first, bound, *group(0), *group(1), taken(0, 1, 0)])
+        await journal.write([first, bound, *group(0), *group(1), taken(0, 1, 0), held_out])
         journal.enqueue(group(2))
     async with opened(tmp_path) as journal:
         run = await asyncio.to_thread(journal.load)
@@ -169,15 +172,6 @@ async def test_all_that_is_queued_is_one_transaction_bounded_in_entries_and_in_b
         assert len(journal.load().groups) == 70
 
 
-async def test_entries_queued_without_waiting_are_written_first(tmp_path: Path) -> None:
-    async with opened(tmp_path) as journal:
-        journal.enqueue(group(0))
-        assert journal.pending_bytes == 2 * (4 * 4 + 4 * 4)
-        await journal.write(())
-        assert journal.pending_bytes == 0
-        assert numbers(journal.load().groups) == [0]
-
-
 # -- what cannot be recorded ---------------------------------------------------------------------------------------
 
 
@@ -239,15 +233,6 @@ def test_another_schema_size_or_file_is_refused_with_what_to_do(tmp_path: Path) 
 
 
 # -- drops, leases, lineage ----------------------------------------------------------------------------------------
-
-
-async def test_a_dropped_group_waits_no_more_and_held_out_ones_are_not_recorded(tmp_path: Path) -> None:
-    held_out = GroupDropped(
-        number=None, group_id=GroupId("e1-0"), reason="x", rollouts=0, nodes={}, oldest=0, next_batch=0, max_staleness=2
-    )
-    async with opened(tmp_path) as journal:
-        await journal.write([*group(0), *group(1), dropped(0), held_out])
-        assert numbers(journal.load().groups) == [1]
 
 
 async def test_the_groups_that_were_replaced_for_the_next_batch_are_counted(tmp_path: Path) -> None:
@@ -312,6 +297,9 @@ async def test_a_kill_at_any_moment_loses_nothing_that_was_acknowledged(tmp_path
     """The kills come after different numbers of answers, and at whatever point the writer has reached meanwhile."""
     for more in (1, 3, 17, 41):
         acknowledged = await asyncio.to_thread(kill_after, tmp_path, more)
+        assert (tmp_path / (DATABASE + "-wal")).stat().st_size > 0
+        report = verify_run(tmp_path, groups_per_step=1, group_size=SIZE)
+        assert (report.breaches, report.batches > acknowledged) == ([], True), "it reads what is still in the log"
         async with opened(tmp_path) as journal:
             run = journal.load()
             assert run.next_batch in (acknowledged + 1, acknowledged + 2)
@@ -366,7 +354,7 @@ async def test_a_full_disk_pauses_and_the_same_entries_are_written_when_there_is
             assert str(tmp_path) in journal.fault
             assert journal.pending_bytes == 8000 + 2 * 32
         await asyncio.gather(first, second)
-        assert journal.fault == ""
+        assert (journal.fault, journal.pending_bytes) == ("", 0)
         run = journal.load()
         assert numbers(run.groups) == [0, 1, 2]
         assert run.groups[1].rollouts[0].rollout == large

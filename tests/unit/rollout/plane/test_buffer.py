@@ -17,13 +17,6 @@ def filled(*versions: int, batch_groups: int = 2) -> Buffer:
     return buffer
 
 
-def test_among_equals_the_one_opened_first_is_taken_first() -> None:
-    buffer = Buffer(batch_groups=2)
-    for order in (5, 1, 3):
-        buffer.add(ready_group(0, order))
-    assert [g.order for g in buffer.take(0, 2)] == [1, 3]
-
-
 def test_a_stale_group_neither_fills_a_batch_nor_is_in_it() -> None:
     buffer = filled(0, 1, 1)
     assert [g.oldest_version for g in buffer.take(3, 2)] == [1, 1]
@@ -39,11 +32,3 @@ def test_an_incomplete_group_is_not_taken_in() -> None:
         Buffer(batch_groups=1).add(group)
     group.samples[1].score = Score(reward=0.0, exact=False)
     Buffer(batch_groups=1).add(group)
-
-
-def test_the_next_batch_can_be_looked_at_without_being_taken() -> None:
-    buffer = filled(3, 0, 2, 2)
-    assert [g.oldest_version for g in buffer.first(3, 2)] == [2, 2]
-    assert len(buffer) == 4
-    assert [g.group_id for g in buffer.first(3, 2)] == [g.group_id for g in buffer.take(3, 2)]
-    assert [g.oldest_version for g in buffer.first(3, 2)] == [3]

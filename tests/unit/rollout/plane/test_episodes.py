@@ -343,17 +343,6 @@ def test_held_out_prompts_are_played_too_and_nothing_of_them_is_recorded() -> No
     assert done.scores[0][0].exact
 
 
-def test_an_environment_that_fails_leaves_an_episode_without_a_reward() -> None:
-    plane = plane_of()
-    (lease,) = ask(plane, ALICE, 0, 1)
-    play(plane, turn(lease, 0), says(7, reward=1.0))
-    accepted, scored, *_ = observe(plane, draw(plane, turn(lease, 1)), None)
-    assert isinstance(accepted, RolloutAccepted)
-    assert isinstance(scored, RolloutScored)
-    assert scored.score.reward == 0.0
-    assert {each.reward for each in accepted.rollout.turns} == {0.0}
-
-
 def test_what_a_barred_node_drew_any_turn_of_is_drawn_by_others_from_the_beginning() -> None:
     plane = plane_of()
     (lease,) = ask(plane, ALICE, 0, 1)
@@ -367,15 +356,6 @@ def test_what_a_barred_node_drew_any_turn_of_is_drawn_by_others_from_the_beginni
     assert (again.episode, again.samples[0].attempt) == (EpisodeProgress(max_tokens=40), 1)
     play(plane, turn(again, 0, 6), says(7), BOB)
     assert verdict(plane, turn(moved, 1), BOB)[0] == "stale", "though it is this turn's number"
-
-
-def test_what_a_barred_node_drew_of_an_open_episode_goes_when_it_is_answered() -> None:
-    plane = plane_of()
-    (lease,) = ask(plane, ALICE, 0, 1)
-    wanted = draw(plane, turn(lease, 0))
-    plane.bar(ALICE, "lied")
-    assert observe(plane, wanted, says(7)) == []
-    assert ask(plane, BOB, 0, 1)[0].episode == EpisodeProgress(max_tokens=40)
 
 
 # -- another life of the learner ---------------------------------------------------------------------------------

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-from math import comb
-
 import pytest
 
 from swarm.rollout.plane.heldout import held_out_figures
@@ -28,14 +25,3 @@ def test_one_of_k_and_any_of_k(right: list[int], samples: int, pass_at_1: float,
         "reward": 0.5,
         "samples": samples,
     }
-
-
-@pytest.mark.parametrize("right", range(6))
-def test_both_are_the_unbiased_estimator_over_all_choices(right: int) -> None:
-    """arXiv 2107.03374, equation 1: 1 - C(n - c, k) / C(n, k), with n = 5, is what choosing k of n comes to."""
-    scores = row(right, 5)
-    figures = held_out_figures([scores])
-    for name, k in (("pass_at_1", 1), ("pass_at_k", 5)):
-        chosen = [any(one.exact for one in choice) for choice in combinations(scores, k)]
-        assert figures[name] == pytest.approx(sum(chosen) / len(chosen))
-        assert figures[name] == pytest.approx(1 - comb(5 - right, k) / comb(5, k))
