@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
-from swarm.rollout.plane.rules import Pacing
+from swarm.rollout.plane.rules import Pacing, deadline
 from swarm.types import Prompt
 
 
@@ -47,8 +47,8 @@ class HoldingPacing(Pacing):
     def waits(self) -> bool:
         return super().waits or self._holds
 
-    def is_whole(self, ready: int, max_staleness: int) -> bool:
-        whole = super().is_whole(ready, max_staleness)
+    def is_whole(self, ready: int, max_staleness: int, *, now: float) -> bool:
+        whole = super().is_whole(ready, max_staleness, now=now)
         self._holds = self._holds and whole
         return whole
 
@@ -58,8 +58,8 @@ class HoldingPacing(Pacing):
         self._holds = self._holds or not may
         return may
 
-    def taken(self, *, now: float) -> None:
-        super().taken(now=now)
+    def taken(self) -> None:
+        super().taken()
         self._holds = False
         if self._patient:
             self._spare = 0.0
@@ -78,7 +78,7 @@ class HoldingPlane(RolloutPlane):
         waited = self._pacing.waits
         if not super().can_take(now=now):
             return False
-        due = Counter(group.deadline(self.max_staleness) for group in self.full_batch())
+        due = Counter(deadline(group.oldest_version, self.max_staleness) for group in self.full_batch())
         may = self._pacing.may_take(self._by_deadline() - due, due, self.next_batch)
         self.leased.chances += not (may or waited)
         return may

@@ -167,7 +167,7 @@ def beginnings(group: Group, only: int | None = None) -> list[StepWanted]:
     return [step_wanted(group, i, one) for i, one in asked if begins and one and one.thinking and not one.drawn]
 
 
-def turn_taken(group: Group, index: int, episode: Episode) -> list[Effect]:
+def turn_taken(group: Group, episode: Episode) -> list[Effect]:
     """Return the record of the last turn of an episode that goes on."""
     if group.purpose != "train" or not episode.drawn:
         return []

@@ -188,10 +188,6 @@ class Group:
         lengths = [sample.rollout.length for sample in self.samples if sample.rollout is not None]
         return sum(lengths) / len(lengths) if lengths else 0.0
 
-    def deadline(self, max_staleness: int) -> int:
-        """Return the last batch that may hold this group, as far as is known now."""
-        return deadline(self.oldest_version, max_staleness)
-
 
 class LeaseTable(Nodes):
     """The open groups, in the order in which their samples are handed out, and the nodes that hold samples."""
@@ -295,11 +291,11 @@ class LeaseTable(Nodes):
             if group.samples[index].waiting and self.hear(node, now=heard_at):
                 self._hold(group, index, node, due)
 
-    def answer(self, group: Group, rollout: Rollout, node: NodeId) -> bool:
-        """Take `rollout` as the one answer to its sample. Return False if there is one already."""
+    def answer(self, group: Group, rollout: Rollout, node: NodeId) -> None:
+        """Take `rollout` as the answer to its sample, unless there is one already."""
         sample = group.samples[rollout.index]
         if sample.rollout is not None:
-            return False
+            return
         self._end_wait(group, rollout.index)
         if not rollout.turns:
             self._credit(node, rollout.length)
@@ -312,7 +308,6 @@ class LeaseTable(Nodes):
         group.oldest_answer = oldest if group.oldest_answer is None else min(oldest, group.oldest_answer)
         self._age(group, 1)
         self._rank(group)
-        return True
 
     def take_turn(self, group: Group, rollout: Rollout, node: NodeId) -> Episode:
         """Take `rollout` as a turn of its sample's episode, which `node` holds from now on, even if it was thought
@@ -359,18 +354,16 @@ class LeaseTable(Nodes):
         self._begin(group, index)
         self.chances += 1
 
-    def release(self, node: NodeId, group_id: str, index: int, *, wrong_at: float | None = None) -> bool:
-        """Put a sample of `node` back to waiting. Return False if the node does not hold it. If the node failed it or
-        did it wrong, at `wrong_at`, others have it first: else the node would ask before them and do so again, for
-        ever."""
+    def release(self, node: NodeId, group_id: str, index: int, *, wrong_at: float | None = None) -> None:
+        """Put a sample back to waiting if `node` holds it. If the node failed it or did it wrong, at `wrong_at`, others
+        have it first: else the node would ask before them and do so again, for ever."""
         if (group_id, index) not in self.held_by(node):
-            return False
+            return
         group = self._groups[GroupId(group_id)]
         if wrong_at is not None:
             self.put_off(node, group, index, now=wrong_at)
         self._take_back(group, index)
         self.chances += 1
-        return True
 
     def keep(self, node: NodeId, holding: Collection[tuple[str, int]]) -> None:
         """Put back samples that `node` does not name: their lease got lost, or the node was restarted."""
@@ -393,16 +386,12 @@ class LeaseTable(Nodes):
 
     def forget(self, node: NodeId) -> int:
         """Drop a node and put its samples back to waiting. Return how many there were."""
-        if (state := self._nodes.pop(node, None)) is None:
-            return 0
-        self._left[node] = state.caller
-        for group_id, index in state.held:
-            sample = self._groups[group_id].samples[index]
-            sample.node, sample.measured = None, True
-            if sample.waiting:
-                self._wait(self._groups[group_id], 1)
-        self.chances += len(state.held)
-        return len(state.held)
+        held = [*self.held_by(node)]
+        for group_id, index in held:
+            self._take_back(self._groups[GroupId(group_id)], index)
+        if (state := self._nodes.pop(node, None)) is not None:
+            self._left[node] = state.caller
+        return len(held)
 
     def take_overdue(self, *, now: float) -> list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]]:
         """Put back samples past their time limit. Return the nodes that kept them, each with its samples."""

@@ -91,7 +91,6 @@ ROUND_STEPS = 0.25  # By how much older a held-out round may make the data, so t
 MAX_QUESTIONS = 64  # That wait for an answer: they go before the run's own samples
 MAX_PUBLISHED = 1024  # Versions of this life that are remembered; any older one may have been published
 PAUSED = "this run's owner paused it"  # What waiting samplers are told
-MIN_PATIENCE_S, MAX_PATIENCE_S = 1.0, 120.0  # Of a learner whose steps are shorter or longer
 MAX_FAILURES = 8  # Failures of one sample before its group is dropped: by then the prompt is to blame, not the samplers
 
 
@@ -141,9 +140,6 @@ class RolloutPlane:
         self.round = HeldOutRound(rules.life, samples=rules.eval_samples)
         self._asked = 0
         self._pacing = Pacing(batch_groups=rules.groups_per_step, adaptive=rules.adaptive)
-        self._looked_at = 0.0  # When the learner last asked for a batch
-        self._taken_at: float | None = None
-        self._waits_since = self._step_s = 0.0  # When it began to wait, and how long its last step took
         self._ending: Refusal | None = None
         self.standby: Mapping[NodeId, str] = {}  # Nodes that get no leases, and why
         self.barred: dict[NodeId, str] = {}  # Nodes that get nothing and from which nothing is taken, and why
@@ -274,7 +270,7 @@ class RolloutPlane:
         if ended:
             return self._ended(group, index, found, ended, failed=said is None)
         self.leased.go_on(group, index, now=now)
-        return turn_taken(group, index, found)
+        return turn_taken(group, found)
 
     def _ended(self, group: Group, index: int, episode: Episode, ended: str, *, failed: bool) -> list[Effect]:
         """Take a finished episode as the one answer of its sample."""
@@ -313,9 +309,7 @@ class RolloutPlane:
 
     def tick(self, *, now: float) -> list[Effect]:
         """Put back the samples of nodes that missed three beats, and samples past their time limit."""
-        was_late = self.leased.is_late
-        patience_s = min(MAX_PATIENCE_S, max(MIN_PATIENCE_S, self._step_s))
-        self.leased.is_late = self._pacing.waits and now - self._waits_since > patience_s
+        was_late, self.leased.is_late = self.leased.is_late, self._pacing.is_late(now=now)
         self.leased.chances += self.leased.is_late and not was_late
         return [
             *(NodeSilent(node=node, samples=self.leased.forget(node)) for node in self.leased.silent(now=now)),
@@ -394,11 +388,9 @@ class RolloutPlane:
         """Return whether batch `next_batch` is full."""
         if self.paused:
             return False
-        self._looked_at, waited = now, self._pacing.waits
+        waited = self._pacing.waits
         ready = self._buffer.count(self.next_batch, self.max_staleness)
-        may = self._pacing.is_whole(ready, self.max_staleness)
-        if not waited:
-            self._waits_since, self._step_s = now, 0.0 if self._taken_at is None else now - self._taken_at
+        may = self._pacing.is_whole(ready, self.max_staleness, now=now)
         # A waiting learner lets samplers have what pacing refused them.
         self.leased.chances += not (may or waited)
         return may
@@ -419,13 +411,13 @@ class RolloutPlane:
         taken = BatchTaken(step=self.next_batch, max_staleness=self.max_staleness, numbers=numbers)
         self.next_batch += 1
         self._replaced = 0
-        self._taken_at, self.leased.is_late = self._looked_at, False
-        self._pacing.taken(now=self._looked_at)
+        self.leased.is_late = False
+        self._pacing.taken()
         return batch, [taken, *self._expire()]
 
     def pause(self, paused: bool) -> None:
         """Begin or end a pause. How long it was says nothing about how long a step takes."""
-        self.paused, self._taken_at = paused, None
+        self.paused = paused
         self._pacing.interrupted()
 
     def set_bound(self, max_staleness: int) -> list[Effect]:
@@ -479,13 +471,15 @@ class RolloutPlane:
             room = self._pacing.at_most(room, self.rules.group_size)
         at_once = min(room, at_once or (0 if self.leased.held_by(node) else room))
         grant = Grant(table=self.leased, node=node, now=now, capacity=room, at_once=at_once)
-        # A node on standby gets held-out prompts only, and only if every node is on standby.
         if node in self.barred or self.paused or room == 0:
             return grant
-        others_may = self.leased.nodes() - self.barred.keys() - self.standby.keys()
-        if node not in self.standby or (self.round.open and not others_may):
+        # A node on standby gets held-out prompts only, and only if every node is on standby.
+        if node not in self.standby or (self.round.open and self._all_are_on_standby()):
             self._fill(grant, held)
         return grant
+
+    def _all_are_on_standby(self) -> bool:
+        return not self.leased.nodes() - self.barred.keys() - self.standby.keys()
 
     def _fill(self, grant: Grant, held: VersionId) -> None:
         """Grant held-out samples, and training ones for the rest of the capacity."""

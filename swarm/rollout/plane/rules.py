@@ -92,6 +92,7 @@ STOCK_SHARE = 0.1  # Share of a batch that may always be ready beyond it: the lu
 LOWERED_BY = 0.3  # Share of what is always ready beyond that stock, for each batch
 MAX_PARTS = 4  # In which a batch is handed out: smaller ones save little age, and engines draw them more slowly
 
+MIN_PATIENCE_S, MAX_PATIENCE_S = 1.0, 120.0  # Of a learner whose steps are shorter or longer
 STEP_WEIGHT = 0.2  # Of the last step in the mean time of a step: a memory of five steps
 
 
@@ -121,6 +122,7 @@ class Pacing:
         self._parts = 1
         self._waited: deque[bool] = deque(maxlen=SURPLUSES)  # Whether the learner waited for each of the last batches
         self._since, self._patience = 0, SURPLUSES if adaptive else math.inf  # Batches before more parts are tried
+        self._looked_at = self._late_at = 0.0  # When the learner last asked for a batch, and when its batch is late
         self._taken_at: float | None = None
         self._step_s = math.inf
 
@@ -156,9 +158,13 @@ class Pacing:
     def _steps(self, seconds: float) -> float:
         return seconds / self._step_s if self._step_s > 0 else 0.0
 
-    def is_whole(self, ready: int, max_staleness: int) -> bool:
+    def is_whole(self, ready: int, max_staleness: int, *, now: float) -> bool:
         """Return whether `ready` groups fill the batch that the learner waits for. If not, remember how many it lacked
         at first, and aim for that many more."""
+        self._looked_at = now
+        if not self.waits:
+            step_s = 0.0 if self._taken_at is None else now - self._taken_at
+            self._late_at = now + min(MAX_PATIENCE_S, max(MIN_PATIENCE_S, step_s))
         if ready >= self._batch_groups:
             self._left = ready - self._batch_groups
             return True
@@ -174,15 +180,19 @@ class Pacing:
         """Whether the learner has looked for its next batch and lacked groups."""
         return self._missing > 0
 
+    def is_late(self, *, now: float) -> bool:
+        """Return whether the learner has waited longer for its batch than its last step took."""
+        return self.waits and now > self._late_at
+
     def raise_aim(self, steps: float, max_staleness: int) -> None:
         """Let groups be opened that are so many steps older. At the most the rule of deadlines alone forbids anything,
         with all that it has to spare."""
         most = max_staleness + 1 + SPARE_SHARE
         self.aim = min(self.aim + steps, max(most, self.aim))
 
-    def taken(self, *, now: float) -> None:
-        """Note that a batch was taken. Adjust `spare` by how many groups it lacked when first asked for, and the aim by
-        how many were left."""
+    def taken(self) -> None:
+        """Note that the batch was taken that the learner asked for last. Adjust `spare` by how many groups it lacked
+        when first asked for, and the aim by how many were left."""
         most = SPARE_SHARE * self._batch_groups
         if 0 < self._missing <= most:
             self._spare = min(most, self._spare + SPARE_GAIN * self._missing)
@@ -191,8 +201,8 @@ class Pacing:
         self._lower_aim()
         self._fit_parts()
         if self._taken_at is not None:
-            self._step_s = smoothed(self._step_s, now - self._taken_at, weight=STEP_WEIGHT)
-        self._missing, self._taken_at = 0, now
+            self._step_s = smoothed(self._step_s, self._looked_at - self._taken_at, weight=STEP_WEIGHT)
+        self._missing, self._taken_at = 0, self._looked_at
 
     def interrupted(self) -> None:
         """Leave the time since the last batch out of the time of a step."""

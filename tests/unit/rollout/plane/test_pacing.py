@@ -8,7 +8,6 @@ import pytest
 
 from swarm.rollout.plane.effects import Granted
 from swarm.rollout.plane.rules import Pacing, aged_by
-from swarm.types import NodeId
 from tests.builders import ALICE, BOB, ask, new_plane, prompt, refusal, submit_and_score, v
 
 BOUND = 4
@@ -25,9 +24,9 @@ def places(pacing: Pacing, *, ahead: bool = False, version: int = 6) -> int:
 def step(pacing: Pacing, *ready: int, left: int = 0, now: float = 0.0) -> None:
     """One batch of 16, of which so many were ready when the learner looked. So many more are left for the next."""
     for count in ready:
-        assert not pacing.is_whole(count, BOUND)
-    assert pacing.is_whole(16 + left, BOUND)
-    pacing.taken(now=now)
+        assert not pacing.is_whole(count, BOUND, now=now)
+    assert pacing.is_whole(16 + left, BOUND, now=now)
+    pacing.taken()
 
 
 def new() -> Pacing:
@@ -112,7 +111,7 @@ def test_what_a_waiting_learner_needs_is_opened_whatever_its_age() -> None:
         step(pacing, left=16)
     assert pacing.aim == 1.0
     assert places(pacing, version=6) == 0
-    assert not pacing.is_whole(0, BOUND)
+    assert not pacing.is_whole(0, BOUND, now=0.0)
     assert places(pacing, version=6) == 16
 
 
@@ -166,7 +165,7 @@ def test_a_node_that_would_answer_too_late_for_the_aim_opens_nothing_unless_the_
     pacing.aim = 4.0
     assert pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=29.0), "a step is as long as the last ones were"
     assert not pacing.may_open(9, {}, 10, BOUND, ahead=False, answer_s=31.0)
-    assert not pacing.is_whole(15, BOUND)
+    assert not pacing.is_whole(15, BOUND, now=350.0)
     assert pacing.may_open(8, {13: 15}, 10, BOUND, ahead=False, answer_s=1e9)
     without = new()
     step(without)
@@ -213,12 +212,6 @@ def test_places_that_are_free_while_others_work_are_not_ahead() -> None:
     assert [(one.group_id, len(one.samples)) for one in answer.leases] == [("t0", 1), ("t1", 2)]
 
 
-def test_what_is_asked_beyond_the_free_places_is_ahead() -> None:
-    *_, answer = new_plane(max_staleness=0, groups=2, size=1).ask(ALICE, v(0), 5, at_once=1, now=0.0)
-    assert isinstance(answer, Granted)
-    assert [one.group_id for one in answer.leases] == ["t0"]
-
-
 def test_a_learner_that_waits_for_the_last_answers_has_one_more_group_opened() -> None:
     plane = new_plane(max_staleness=0, groups=16, size=1)
     for step in range(2):
@@ -230,15 +223,6 @@ def test_a_learner_that_waits_for_the_last_answers_has_one_more_group_opened() -
         plane.take()
         plane.published(v(step + 1))
     assert len(ask(plane, BOB, 2, 100)) == 17
-
-
-def test_held_out_prompts_go_to_who_can_begin_them_once_no_training_is_left() -> None:
-    plane = new_plane(max_staleness=0)
-    ask(plane, ALICE, 0, 1)
-    plane.evaluate(v(0), [prompt(0)])
-    assert refusal(plane, ALICE, 0) == "paced"
-    assert {one.purpose for one in ask(plane, BOB, 0, 100)} == {"train"}
-    assert [one.purpose for one in ask(plane, NodeId("carol"), 0, 10)] == ["eval"]
 
 
 def test_a_sample_of_a_begun_group_is_kept_from_who_would_delay_it_until_the_learner_waits() -> None:
@@ -309,6 +293,6 @@ def test_while_the_learner_seldom_waits_a_batch_is_handed_out_in_parts() -> None
     steps(early, 50)
     assert handed(always) == handed(early) == 1000
     for _ in range(20):
-        assert single.is_whole(1, BOUND)
-        single.taken(now=0.0)
+        assert single.is_whole(1, BOUND, now=0.0)
+        single.taken()
     assert handed(single) == 8, "a batch of a group is handed out whole"

@@ -14,7 +14,8 @@ from swarm.rollout.plane.effects import Effect, Evaluated, GenerationFailed, Gra
 from swarm.rollout.plane.groups import ALL_FAILED_RETRY_S, LEASE_SLACK_S, MAX_LEASED_TO
 from swarm.rollout.plane.heldout import WRONG
 from swarm.rollout.plane.nodes import MAX_NODES
-from swarm.rollout.plane.plane import MAX_FAILURES, MIN_PATIENCE_S, RolloutPlane
+from swarm.rollout.plane.plane import MAX_FAILURES, RolloutPlane
+from swarm.rollout.plane.rules import MIN_PATIENCE_S
 from swarm.types import Lease, NodeId, Score, Span
 from tests.builders import (
     ALICE,
@@ -68,17 +69,6 @@ def test_a_lease_says_all_that_a_sampler_needs_and_groups_are_begun_in_order() -
         ("t1", 1),
         ("t2", 0),
     ]
-
-
-def test_a_taken_batch_makes_room_for_one_more() -> None:
-    plane = new_plane(max_staleness=1, groups=1, size=1)
-    granted = ask(plane, ALICE, 0, 100)
-    assert len(granted) == 2
-    submit_and_score(plane, ALICE, granted[:1], 0)
-    assert refusal(plane, ALICE, 0) == "paced"
-    plane.take()
-    plane.published(v(1))
-    assert len(ask(plane, BOB, 1, 100)) == 1
 
 
 def test_a_sampler_that_claims_an_unpublished_version_gets_nothing() -> None:
@@ -328,20 +318,6 @@ def test_on_policy_every_batch_waits_for_its_own_version() -> None:
         plane.published(v(step + 1))
 
 
-def test_a_ready_group_that_can_be_in_no_later_batch_is_dropped_and_counted() -> None:
-    plane = new_plane(max_staleness=2, groups=1, size=1)
-    first, *late = ask(plane, ALICE, 0, 3)
-    submit_and_score(plane, ALICE, [first], 0)
-    plane.take()
-    plane.published(v(1))
-    submit_and_score(plane, BOB, ask(plane, BOB, 1, 1), 1)
-    plane.take()
-    submit_and_score(plane, ALICE, late, 0)
-    batch, dropped = plane.take()
-    assert [group.group_id for group in batch] == [late[0].group_id]
-    assert drops(dropped) == [(late[1].group_id, "stale", 1)]
-
-
 def slow_group(plane: RolloutPlane) -> tuple[list[Effect], Lease]:
     """Alice holds t0; Bob's t1 is trained on; t0's opening version has expired."""
     (slow,) = ask(plane, ALICE, 0, 1)
@@ -369,13 +345,6 @@ def test_a_group_that_lost_its_node_after_its_deadline_is_dropped() -> None:
     submit_and_score(plane, BOB, ask(plane, BOB, 2, 1), 2)
     _, dropped = plane.take()
     assert drops(dropped) == [("t0", "stale", 0)]
-
-
-def test_a_late_stale_answer_closes_nothing_and_is_called_stale() -> None:
-    plane = new_plane(max_staleness=1, groups=1, size=1)
-    _, given = slow_group(plane)
-    assert verdict_of(plane.submit(ALICE, answering(given, rollout(group_id="t0", version=0)), now=0.0)) == "stale"
-    assert not plane.can_take(now=0.0)
 
 
 def test_a_full_table_of_nodes_refuses_one_more_politely() -> None:
