@@ -20,7 +20,7 @@ import msgspec
 from swarm.broadcast.announcing import PART_BYTES
 from swarm.broadcast.forest.planner import MAX_CHUNKS
 from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Note, NoteKind, Routing, Send
-from swarm.broadcast.store.store import Held, HeldVersion
+from swarm.broadcast.store.store import Held
 from swarm.broadcast.uplinks import FILLER_BYTES, PROBE_BYTES, PROBE_S
 from swarm.broadcast.version.manifest import HEAD_BYTES, MAX_CHUNK_BYTES, MAX_SEGMENTS, SEGMENT_TABLE_BYTES
 from swarm.errors import ProtocolError
@@ -70,13 +70,11 @@ PEAK_DECAY = 0.998  # Per second: the measured uplink is the best second so far,
 
 @dataclass(slots=True)
 class Part:
-    """One segment under way: the version's `chunks` among which its own are counted from 0. `joined` take part in it,
-    and `done` hold all of it."""
+    """One segment under way: the version's `chunks`, among which its own are counted from 0, and who takes part."""
 
     chunks: range
     courier: Courier
     joined: set[NodeId] = field(default_factory=set)
-    done: set[NodeId] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -94,10 +92,6 @@ class Transfer:
         """Return what a peer is told when both take part in a segment."""
         chunks = self.held.chunks
         return Complete() if chunks.has_all(part.chunks) else Have(bitmap=chunks.have(part.chunks))
-
-    def is_done(self, node: NodeId) -> bool:
-        """Return True if a peer holds all of the version."""
-        return isinstance(self.held, HeldVersion) and all(node in part.done for part in self.parts)
 
 
 class Transfers:
@@ -183,7 +177,7 @@ class Transfers:
             link.say(version, transfer.opening(part), segment)
         for link in self.links.values():
             if (note := link.opened_before(version, segment)) is not None:
-                self._hear(link, transfer, part, note)
+                self._hear(link, part, note)
 
     def close(self, version: VersionId) -> None:
         self.active.pop(version, None)
@@ -247,7 +241,7 @@ class Transfers:
             self._on_peer_complete(link.node, version)
             return
         if (found := self._find(version, segment)) is not None:
-            self._hear(link, *found, note)
+            self._hear(link, found[1], note)
         elif isinstance(note, Have | Complete) and (version, segment) > self._last_open():
             link.remember(version, segment, note)
 
@@ -259,7 +253,7 @@ class Transfers:
         version = max(self.active, default=NO_VERSION)
         return version, len(self.active[version].parts) - 1 if self.active else -1
 
-    def _hear(self, link: Link, transfer: Transfer, part: Part, note: Note) -> None:
+    def _hear(self, link: Link, part: Part, note: Note) -> None:
         now = time.monotonic()
         if link.node not in part.joined:
             if not isinstance(note, Have | Complete):
@@ -267,10 +261,6 @@ class Transfers:
             part.joined.add(link.node)
             part.courier.join(link.node, leaf=self._is_leaf(link.node), now=now)
         part.courier.heard(link.node, note, now=now)
-        if isinstance(note, Complete):
-            part.done.add(link.node)
-            if transfer.is_done(link.node):
-                self._on_peer_complete(link.node, transfer.held.version)
         self.stir()
 
     def take_chunk(self, link: Link, frame: Frame, payload: memoryview, via: NodeId | None) -> None:

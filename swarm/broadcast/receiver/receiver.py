@@ -110,4 +110,5 @@ class Receiver:
         self._ahead.end(version)
         self.upkeep.progress.note_time(version, "first_chunk_s", transfer.first_chunk_at)
         self.upkeep.progress.note_time(version, "complete_s", transfer.completed_at)
+        self.upkeep.tell_learner()
         self.upkeep.news.set()
