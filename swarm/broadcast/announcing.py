@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from swarm.broadcast.version.manifest import TABLE_BYTES, ByteSpan, Head
 from swarm.types import NodeId, VersionId
@@ -37,6 +36,10 @@ def parts_of(table_bytes: int) -> list[ByteSpan]:
     return [ByteSpan(start=at, nbytes=min(size, table_bytes - at)) for at in range(0, table_bytes, size)]
 
 
+def part_of(table: bytes, span: ByteSpan) -> bytes:
+    return table[span.start : span.start + span.nbytes]
+
+
 def forwarders_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
     """Choose the forwarder of each part so that all are done soonest. Uplinks are in bytes/s; 0 if none is known."""
     load = dict.fromkeys(uplinks, 0)
@@ -46,33 +49,6 @@ def forwarders_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
         load[forwarder] += 1
         chosen.append(forwarder)
     return chosen
-
-
-class TableParts:
-    """The parts of one table that came, and who sent them."""
-
-    def __init__(self, table_bytes: int) -> None:
-        self.spans = parts_of(table_bytes)
-        self._parts: dict[int, bytes] = {}
-        self._senders: dict[int, NodeId] = {}
-
-    def put(self, index: int, data: bytes, sender: NodeId) -> bool:
-        """Take a part. Return False if it has the wrong shape or is here already: the first to come counts."""
-        if index in self._parts or index >= len(self.spans) or len(data) != self.spans[index].nbytes:
-            return False
-        self._parts[index], self._senders[index] = data, sender
-        return True
-
-    def whole(self) -> bytes | None:
-        """Return the table, or None while parts are missing."""
-        if len(self._parts) < len(self.spans):
-            return None
-        return b"".join(self._parts[index] for index in range(len(self.spans)))
-
-    def liars(self, table: bytes) -> list[NodeId]:
-        """Return the senders of parts that differ from the right `table`."""
-        wrong = [i for i, data in self._parts.items() if data != _cut(table, self.spans[i])]
-        return [self._senders[index] for index in wrong]
 
 
 class EarlyParts:
@@ -95,21 +71,15 @@ class EarlyParts:
 
     def take(self, version: VersionId) -> list[tuple[int, bytes, NodeId]]:
         """Return the parts of a version. Forget them and those of older versions."""
-        found = [
-            (index, data, sender) for sender, parts in self._sent.items() for of, index, data in parts if of == version
-        ]
-        for sender, parts in list(self._sent.items()):
-            later = deque(part for part in parts if part[0] > version)
-            if later:
-                self._sent[sender] = later
-                self._nbytes[sender] = sum(len(data) + ENTRY_BYTES for _, _, data in later)
-            else:
-                del self._sent[sender], self._nbytes[sender]
+        found: list[tuple[int, bytes, NodeId]] = []
+        before, self._sent, self._nbytes = self._sent, {}, {}
+        for sender, parts in before.items():
+            for of, index, data in parts:
+                if of == version:
+                    found.append((index, data, sender))
+                elif of > version:
+                    self.put(of, index, data, sender)
         return found
-
-
-def _cut(data: bytes, span: ByteSpan) -> bytes:
-    return data[span.start : span.start + span.nbytes]
 
 
 MAX_ANNOUNCED = 4
@@ -119,18 +89,34 @@ TABLE_S = 2.0
 """How long after its head an incomplete table is asked for: a forwarder may have died with a part of it."""
 
 
-@dataclass(slots=True)
 class Announced:
-    """A head and the parts of its table."""
+    """A head, and the parts of its table that came, with who sent them. `timer` ends the wait for the others."""
 
-    sealed: bytes
-    head: Head
-    parts: TableParts
-    timer: asyncio.TimerHandle
+    def __init__(self, sealed: bytes, head: Head, timer: asyncio.TimerHandle) -> None:
+        self.sealed = sealed
+        self.head = head
+        self.version = head.version
+        self.timer = timer
+        self._spans = parts_of(head.table_bytes)
+        self._parts: dict[int, tuple[bytes, NodeId]] = {}
 
-    @property
-    def version(self) -> VersionId:
-        return self.head.version
+    def put(self, index: int, data: bytes, sender: NodeId) -> bool:
+        """Take a part. Return False if it has the wrong shape or is here already: the first to come counts."""
+        if index in self._parts or index >= len(self._spans) or len(data) != self._spans[index].nbytes:
+            return False
+        self._parts[index] = data, sender
+        return True
+
+    def table(self) -> bytes | None:
+        """Return the table, or None while parts are missing."""
+        if len(self._parts) < len(self._spans):
+            return None
+        return b"".join(self._parts[index][0] for index in range(len(self._spans)))
+
+    def liars(self, table: bytes) -> list[NodeId]:
+        """Return the senders of parts that differ from the right `table`."""
+        spans = self._spans
+        return [sender for i, (data, sender) in self._parts.items() if data != part_of(table, spans[i])]
 
 
 class Announcements:
@@ -147,7 +133,7 @@ class Announcements:
         if version in self._waiting:
             return  # It came again over a new link.
         timer = asyncio.get_running_loop().call_later(TABLE_S, self._finish, version)
-        self._waiting[version] = Announced(sealed, head, TableParts(head.table_bytes), timer)
+        self._waiting[version] = Announced(sealed, head, timer)
         while len(self._waiting) > MAX_ANNOUNCED:
             self._waiting.pop(min(self._waiting)).timer.cancel()
         for index, data, sender in self._early.take(version):
@@ -160,8 +146,8 @@ class Announcements:
         if announced is None:
             self._early.put(version, index, data, sender)
             return False
-        is_new = announced.parts.put(index, data, sender)
-        if is_new and announced.parts.whole() is not None:
+        is_new = announced.put(index, data, sender)
+        if is_new and announced.table() is not None:
             self._finish(version)
         return is_new
 

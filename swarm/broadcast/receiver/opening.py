@@ -321,7 +321,7 @@ class Opening:
         once a newer version is announced: a slow peer must not hold that up, and catching up brings this one too."""
         head, layout = announced.head, store.layout
         assert layout is not None
-        if (data := announced.parts.whole()) is not None:
+        if (data := announced.table()) is not None:
             try:
                 return data, await in_thread(open_table, data, head, layout)
             except ProtocolError:
@@ -333,7 +333,7 @@ class Opening:
             return None
         data, table = found
         in_trees = head.version in self._routes
-        for liar in () if in_trees else announced.parts.liars(data):
+        for liar in () if in_trees else announced.liars(data):
             if (link := self._transfers.links.get(liar)) is not None:
                 self._transfers.reject(link, "table")
         return data, table
