@@ -28,10 +28,11 @@ class WholeRegions:
         self._touching: dict[int, list[int]] = {}
         self.whole: list[int] = []
         """Regions that are whole and that nobody has taken yet."""
-        self.extend(held)
+        self.follow(held)
 
-    def extend(self, held: Held) -> None:
+    def follow(self, held: Held) -> None:
         """Follow the regions of further segments too."""
+        self.held = held
         chunks, spans = held.chunks, encoded_spans(held.table)
         for region in range(len(self._missing), len(spans)):
             missing = [index for index in chunks.touched(spans[region]) if not chunks.has(index)]
@@ -48,11 +49,10 @@ class WholeRegions:
             if not self._missing[region]:
                 self.whole.append(region)
 
-
-@dataclass(slots=True)
-class Coming:
-    held: Held
-    regions: WholeRegions
+    def take(self) -> list[int]:
+        """Return up to AT_ONCE whole regions, and forget them."""
+        taken, self.whole[:] = self.whole[:AT_ONCE], self.whole[AT_ONCE:]
+        return taken
 
 
 @dataclass(slots=True)
@@ -61,39 +61,37 @@ class DecodingAhead:
 
     weights: Callable[[], WeightMap | None]
     pool: Executor
-    _coming: dict[VersionId, Coming] = field(default_factory=dict)
+    _coming: WholeRegions | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self, held: Held) -> None:
-        """Follow a version that is under way, or more of its segments, instead of older ones."""
+        """Follow a version that is under way, or more of its segments, instead of an older one."""
         if (weights := self.weights()) is None or not weights.in_memory or held.chunks.complete:
             return
-        if (coming := self._coming.get(held.version)) is None:
-            self._coming = {held.version: Coming(held, WholeRegions(held))}
+        if (regions := self._of(held.version)) is not None:
+            regions.follow(held)
         else:
-            coming.held = held
-            coming.regions.extend(held)
+            self._coming = WholeRegions(held)
 
     def arrived(self, version: VersionId, index: int) -> None:
-        if (coming := self._coming.get(version)) is not None:
-            coming.regions.arrived(index)
-            if coming.regions.whole:
+        if (regions := self._of(version)) is not None:
+            regions.arrived(index)
+            if regions.whole:
                 self._news.set()
 
     def end(self, version: VersionId) -> None:
         """Leave the rest of a version to `apply`: it is complete, or was given up."""
-        self._coming.pop(version, None)
+        if self._of(version) is not None:
+            self._coming = None
 
     async def run(self) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
-            for coming in list(self._coming.values()):
-                await self._decode(coming)
+            regions, weights = self._coming, self.weights()
+            while regions is not None and regions is self._coming and regions.whole and weights is not None:
+                # While the map does not hold the base yet, `apply` will have to do it.
+                await in_thread(weights.decode_ahead, regions.held, regions.take(), self.pool)
 
-    async def _decode(self, coming: Coming) -> None:
-        whole, weights = coming.regions.whole, self.weights()
-        while whole and coming.held.version in self._coming and weights is not None:
-            taken, whole[:] = whole[:AT_ONCE], whole[AT_ONCE:]
-            # While the map does not hold the base yet, `apply` will have to do it.
-            await in_thread(weights.decode_ahead, coming.held, taken, self.pool)
+    def _of(self, version: VersionId) -> WholeRegions | None:
+        return self._coming if self._coming is not None and self._coming.held.version == version else None
