@@ -21,7 +21,7 @@ from swarm.bounded import Bounded
 from swarm.broadcast.coding import IN_HAND, NICENESS, in_thread
 from swarm.broadcast.store.disk import map_file, write_at
 from swarm.broadcast.version.codec import difference, encode_region, sum_change, tensor_sum
-from swarm.broadcast.version.manifest import Codec, Dtype
+from swarm.broadcast.version.manifest import ByteSpan, Dtype, RegionEntry
 from swarm.errors import ChildFailed
 from swarm.process import Child, ChildChannel
 from swarm.wire import digest
@@ -31,21 +31,13 @@ WORTH_CHILDREN_BYTES = 64 * 1024 * 1024  # A smaller model is encoded before a c
 HANG_S = 120.0  # A job takes milliseconds
 
 
-class RegionPart(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes of a region that belong to a tensor, by its number in the layout."""
-
-    tensor: int
-    start: int
-    nbytes: int
-
-
 class Region(msgspec.Struct, frozen=True, array_like=True):
-    """A region to encode, and the parts of tensors in it that are summed."""
+    """A region to encode, and the parts of tensors in it that are summed, as `region_tensors` gives them."""
 
     start: int
     nbytes: int
     dtype: Dtype
-    parts: tuple[RegionPart, ...]
+    parts: tuple[tuple[int, ByteSpan], ...]
 
 
 class Encode(msgspec.Struct, frozen=True):
@@ -63,9 +55,7 @@ class Encode(msgspec.Struct, frozen=True):
 class EncodedRegion(msgspec.Struct, frozen=True, array_like=True):
     """`sums` are what the region adds to the sums of tensors: to those of the base, if there is one."""
 
-    codec: Codec
-    encoded_bytes: int
-    decoded_digest: bytes
+    entry: RegionEntry
     sums: tuple[tuple[int, int], ...]
 
 
@@ -91,8 +81,8 @@ def encode_job(job: Encode) -> Encoded:
 
 
 def _encode(region: Region, fresh: memoryview, base: memoryview | None) -> tuple[EncodedRegion, bytes]:
-    whole = slice(region.start, region.start + region.nbytes)
-    spans = [(part, slice(region.start + part.start, region.start + part.start + part.nbytes)) for part in region.parts]
+    whole = _slice(region.start, region.nbytes)
+    spans = [(part, _slice(region.start + part.start, part.nbytes)) for _, part in region.parts]
     if base is None:
         codec, encoded = encode_region(fresh[whole], region.dtype)
         sums = [tensor_sum(fresh[at]) for _, at in spans]
@@ -100,8 +90,13 @@ def _encode(region: Region, fresh: memoryview, base: memoryview | None) -> tuple
         differs = difference(fresh[whole], base[whole])
         codec, encoded = encode_region(fresh[whole], region.dtype, base[whole], differs)
         sums = [sum_change(fresh[at], base[at], differs.within(part.start, part.nbytes)) for part, at in spans]
-    by_tensor = tuple((part.tensor, one) for part, one in zip(region.parts, sums, strict=True))
-    return EncodedRegion(codec, len(encoded), digest(fresh[whole]), by_tensor), encoded
+    entry = RegionEntry(codec=codec, encoded_bytes=len(encoded), decoded_digest=digest(fresh[whole]))
+    by_tensor = tuple((tensor, one) for (tensor, _), one in zip(region.parts, sums, strict=True))
+    return EncodedRegion(entry, by_tensor), encoded
+
+
+def _slice(start: int, nbytes: int) -> slice:
+    return slice(start, start + nbytes)
 
 
 _MAPPED: Bounded[int, memoryview] = Bounded(2)

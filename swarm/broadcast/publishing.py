@@ -11,7 +11,7 @@ import msgspec
 from blake3 import blake3
 
 from swarm.broadcast.coding import in_order
-from swarm.broadcast.encoding import Encode, EncodedRegion, Region, RegionPart, Submit, jobs
+from swarm.broadcast.encoding import Encode, EncodedRegion, Region, Submit, jobs
 from swarm.broadcast.store.disk import allocate, disk_error, map_file, require_room
 from swarm.broadcast.store.store import BegunVersion, ChunkFile, HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.store.weight_map import open_weights
@@ -86,9 +86,7 @@ class PublishedVersions:
         self.weights = open_weights(self.store)
         summed = [[one for one in parts if one[0] not in self._bytewise] for parts in region_tensors(layout)]
         self._regions = [
-            Region(
-                span.start, span.nbytes, dtype, tuple(RegionPart(tensor, at.start, at.nbytes) for tensor, at in parts)
-            )
+            Region(span.start, span.nbytes, dtype, tuple(parts))
             for span, dtype, parts in zip(self.weights.regions, self.weights.dtypes, summed, strict=True)
         ]
 
@@ -170,7 +168,7 @@ class PublishedVersions:
                 for tensor, change in one.sums:
                     sums[tensor] = (sums[tensor] + change) % 2**64
                 file.write(encoded)
-                segment = writing.add(one, encoded)
+                segment = writing.add(one.entry, encoded)
                 if begun is not None and segment is not None and not writing.is_over:
                     file.flush()
                     begun(*self._begun(path, version, base, writing, segment))
@@ -211,7 +209,8 @@ class PublishedVersions:
         encoded = _spooled(list(jobs(fresh, path, self._layout.total_bytes, to_encode, spool)), submit, spool)
         for index, skip in enumerate(skipped):
             if skip:
-                yield EncodedRegion("frozen", 0, before[index].decoded_digest, ()), memoryview(b"")
+                entry = RegionEntry(codec="frozen", encoded_bytes=0, decoded_digest=before[index].decoded_digest)
+                yield EncodedRegion(entry, ()), memoryview(b"")
             else:
                 yield next(encoded)
 
@@ -256,8 +255,8 @@ def _spooled(todo: Sequence[Encode], submit: Submit, spool: Path) -> Iterator[tu
         for done, job in zip(work, todo, strict=True):
             at = job.at
             for one in done.regions:
-                yield one, view[at : at + one.encoded_bytes]
-                at += one.encoded_bytes
+                yield one, view[at : at + one.entry.encoded_bytes]
+                at += one.entry.encoded_bytes
     finally:
         work.close()  # First: a job that finds no spool would count as a child that failed
         spool.unlink(missing_ok=True)
@@ -278,12 +277,10 @@ class Writing:
     def is_over(self) -> bool:
         return not self._left
 
-    def add(self, one: EncodedRegion, encoded: memoryview) -> ChunkTable | None:
+    def add(self, entry: RegionEntry, encoded: memoryview) -> ChunkTable | None:
         """Add the next region. Return the table of its segment if it is the last one there."""
         cut = self.table.chunk_bytes
-        self._entries.append(
-            RegionEntry(codec=one.codec, encoded_bytes=one.encoded_bytes, decoded_digest=one.decoded_digest)
-        )
+        self._entries.append(entry)
         self._open_chunk += encoded
         is_last = len(self._entries) == self._left[0]
         end = len(self._open_chunk) if is_last else len(self._open_chunk) // cut * cut

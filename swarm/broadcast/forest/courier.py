@@ -18,8 +18,10 @@ wait for the link. This node has at most MAX_INDICES open asks in all.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from random import Random
 
 from swarm.broadcast.notes import (
@@ -149,7 +151,7 @@ class Pulls:
         fronts = self._fronts[0] if len(self._fronts) == PATIENCE_TICKS else [-1] * self._stripes
         found: list[int] = []
         for stripe in range(self._stripes):
-            found += self._missing(stripe, end if lost[stripe] else fronts[stripe])
+            found += self._missing(range(self._lowest(stripe), end if lost[stripe] else fronts[stripe], self._stripes))
         self._fronts.append(list(self._front))
         return sorted(found)[:MAX_INDICES]
 
@@ -174,13 +176,7 @@ class Pulls:
         highest come first, because the parents go on sending the lowest."""
         if whole_at is None or not self._is_ending(whole_at, now):
             return []
-        found: list[int] = []
-        for index in range(self._count - 1, -1, -1):
-            if not has_bit(self._held, index) and index not in self.asks:
-                found.append(index)
-                if len(found) == MAX_INDICES:
-                    break
-        return found
+        return self._missing(range(self._count - 1, -1, -1))
 
     def _is_ending(self, whole_at: float, now: float) -> bool:
         return self._began_at is not None and now - whole_at >= max(TICK_S, END_SHARE * (now - self._began_at))
@@ -198,18 +194,18 @@ class Pulls:
             return 0.0
         return (self._arrived_at - self._began_at) * self._stripes / self._arrivals
 
-    def _missing(self, stripe: int, end: int) -> list[int]:
+    def _lowest(self, stripe: int) -> int:
+        """Return the first chunk of a stripe that is missing, or one past its end."""
         low = self._low[stripe]
         while low < self._count and has_bit(self._held, low):
             low += self._stripes
         self._low[stripe] = low
-        found: list[int] = []
-        for index in range(low, end, self._stripes):
-            if not has_bit(self._held, index) and index not in self.asks:
-                found.append(index)
-                if len(found) == MAX_INDICES:
-                    break
-        return found
+        return low
+
+    def _missing(self, indices: Iterable[int]) -> list[int]:
+        """Return the first MAX_INDICES of these chunks that are missing and not asked for."""
+        missing = (index for index in indices if not has_bit(self._held, index) and index not in self.asks)
+        return list(islice(missing, MAX_INDICES))
 
 
 ASKED_OF_ONE = 16  # Chunks asked of one peer at a time: 1 MiB of 64 KiB chunks

@@ -428,14 +428,7 @@ def _check_object(data: bytes, expected: bytes, nbytes: int, what: str) -> None:
 
 def _first_tensors(layout: Layout) -> list[TensorSpec]:
     """Return for each region the tensor that it begins with."""
-    ends = iter(zip(tensor_spans(layout), layout.tensors, strict=True))
-    span, tensor = next(ends)
-    found: list[TensorSpec] = []
-    for region in regions_of(layout):
-        while span.start + span.nbytes <= region.start:
-            span, tensor = next(ends)
-        found.append(tensor)
-    return found
+    return [layout.tensors[parts[0][0]] for parts in region_tensors(layout)]
 
 
 def _cut(start: int, end: int, size: int) -> list[ByteSpan]:

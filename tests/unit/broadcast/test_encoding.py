@@ -126,4 +126,4 @@ def test_a_file_that_was_exchanged_is_mapped_anew(tmp_path: Path) -> None:
         for number in range(1, 4):
             publisher.publish(number)
             (region,) = by_threads(pool)(job).result().regions
-            assert region.decoded_digest == digest(publisher.history[v(number)][:1000])
+            assert region.entry.decoded_digest == digest(publisher.history[v(number)][:1000])
