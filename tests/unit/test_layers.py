@@ -55,7 +55,7 @@ ENGINES = tuple(f"sampler.{part}" for part in ("transformers", "growing", "vllm"
 """What runs in the engine's process."""
 
 SAMPLERS = tuple(f"sampler.{part}" for part in ("transformers", "growing", "weights", "vllm.versions"))
-NUMBERS = ("version.codec", "store.weight_map", "store.changes")
+NUMBERS = ("version.codec", "store.weight_map", "store.region_file", "store.changes")
 
 
 def cores() -> list[Module]:

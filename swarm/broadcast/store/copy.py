@@ -11,12 +11,9 @@ Regions are known by their digests. One that was being written when the power fa
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 
-from swarm.broadcast.store.disk import allocate, write_at
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.codec import Buffer, decode_region
 from swarm.broadcast.version.manifest import WHOLE, ByteSpan, Dtype, encoded_spans
@@ -24,35 +21,6 @@ from swarm.types import VersionId
 from swarm.wire import digest
 
 MAX_LOG = 256  # Versions whose encodings are kept at most: each has a table in memory, and is decoded after a power cut
-
-
-class DiskCopy:
-    """The file at `path`, region by region. Blocking."""
-
-    def __init__(self, path: Path, regions: Sequence[ByteSpan], unknown: bytes) -> None:
-        """Open or create the file, and hash what it holds."""
-        self.path = path
-        self._regions = regions
-        total = regions[-1].start + regions[-1].nbytes
-        known = path.exists() and path.stat().st_size == total
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        allocate(self._descriptor, total, path)
-        self.holds = [digest(self.content(i)) if known else unknown for i in range(len(regions))]
-
-    def content(self, index: int) -> bytes:
-        span = self._regions[index]
-        return os.pread(self._descriptor, span.nbytes, span.start)
-
-    def put(self, index: int, content: Buffer, holds: bytes) -> None:
-        self.holds[index] = holds
-        write_at(self._descriptor, content, self._regions[index].start, self.path)
-
-    def sync(self) -> None:
-        """Wait until the disk has what was put: only then may the encodings go that it could be made from."""
-        os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 class Log:

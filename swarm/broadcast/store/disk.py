@@ -134,6 +134,12 @@ def map_file(path: Path, nbytes: int) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ))
 
 
+def rest(view: memoryview) -> None:
+    """Let go of the memory of a mapped file: most of what was read and written is not needed again, and comes back."""
+    if isinstance(mapped := view.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
 def disk_error(error: OSError, path: Path, nbytes: int) -> Exception:
     """Return DiskFull if that is the reason, else the error itself."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from swarm.broadcast.store.disk import DiskFull, allocate, replace_file
+from swarm.broadcast.store.disk import DiskFull, allocate, replace_file, rest
 from swarm.broadcast.version.manifest import (
     HEAD_BYTES,
     LAYOUT_BYTES,
@@ -125,9 +125,8 @@ class ChunkFile:
         return len(bad)
 
     def rest(self) -> None:
-        """Let go of the memory of what was read and written. Most of it is not needed again; the rest comes back."""
-        if isinstance(mapped := self._view.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            mapped.madvise(mmap.MADV_DONTNEED)
+        """Let go of the memory of what was read and written."""
+        rest(self._view)
 
     def close(self) -> None:
         """Let go of the file. The mapping ends with the last view of a chunk, since one may be half sent."""

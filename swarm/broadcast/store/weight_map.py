@@ -25,7 +25,6 @@ same time. `version` is None while regions of two versions may be mixed. Blockin
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 import threading
@@ -38,9 +37,10 @@ from pathlib import Path
 import numpy as np
 
 from swarm.broadcast.store.changes import NOTHING, Places, Trail, write_changes
-from swarm.broadcast.store.copy import MAX_LOG, DiskCopy, Log
-from swarm.broadcast.store.disk import allocate, free_bytes, replace_file, write_at
+from swarm.broadcast.store.copy import MAX_LOG, Log
+from swarm.broadcast.store.disk import free_bytes, replace_file
 from swarm.broadcast.store.place import claim
+from swarm.broadcast.store.region_file import UNKNOWN, RegionFile
 from swarm.broadcast.store.store import Held, HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.version.codec import Buffer, Words, decode_changes, decode_region, encode_region
 from swarm.broadcast.version.manifest import (
@@ -66,7 +66,6 @@ from swarm.wire import Message, decode, digest, encode
 TIGHT_SHARE = 8  # On a disk that is nearly full the encodings take at most this part of the map, not as much as the map
 AHEAD_SHARE = 16  # What is decoded ahead, and what an engine has yet to take: at most a 16th of the map each
 RECORD_BYTES = TABLE_BYTES + 4096
-UNKNOWN = b""  # Stands for the digest of a region whose content is of no use
 NOTHING_NEW: Words = np.empty(0, dtype="<u2")
 
 
@@ -118,10 +117,9 @@ class WeightMap:
         self._changed: dict[int, Places | None] = {}
         self._ahead = Ahead()
         self._changing = threading.Lock()  # Held while regions are decoded ahead, or the map becomes another version
-        self._descriptor = -1
         self._lock: int | None = None
-        self._copy: DiskCopy | None = None
-        self._open_map(directory)
+        self._copy: RegionFile | None = None
+        self._map = self._open_map(directory)
         self._current = self._read_record(self._current_path)
         self._target = self._read_record(self._target_path)
         self.version: VersionId | None = None
@@ -153,7 +151,7 @@ class WeightMap:
 
     def lacking(self, table: ChunkTable) -> list[int]:
         """Return the regions that differ from a version's."""
-        return [i for i, entry in enumerate(table.regions) if self._holds[i] != entry.decoded_digest]
+        return [i for i, entry in enumerate(table.regions) if self._map.holds[i] != entry.decoded_digest]
 
     def missing_base(self, version: SignedVersion) -> list[int]:
         """Return the regions that `apply` cannot make: deltas whose base is not there."""
@@ -201,7 +199,7 @@ class WeightMap:
         """
         assert self._target is not None
         wanted = self._target.table.regions[index].decoded_digest
-        if self._holds[index] == wanted:
+        if self._map.holds[index] == wanted:
             return True
         try:
             content = decode_region(codec, encoded, self.regions[index].nbytes, self.dtypes[index])
@@ -209,7 +207,7 @@ class WeightMap:
             return False
         if codec not in WHOLE or digest(content) != wanted:
             return False
-        self._overwrite(index, content, wanted)
+        self._map.put(index, content, wanted)
         # It is in no encoding that is kept here.
         return self._copy_region(index)
 
@@ -230,29 +228,26 @@ class WeightMap:
         os.replace(staging, after)
         os.replace(self.path, staging)
         os.replace(after, self.path)
-        self._reopen()
-        self._map()
-        self._holds = [entry.decoded_digest for entry in fresh.table.regions]
+        self._map.close()
+        self._map = RegionFile(self.path, self.regions, [entry.decoded_digest for entry in fresh.table.regions])
         self.finish()
 
     def recheck(self) -> int:
         """Hash the map again. Return how many regions are not what was written (a failing disk, another process)."""
-        before = self._holds
-        self._holds = [digest(self.content(i)) for i in range(len(self.regions))]
+        before, self._map.holds = self._map.holds, self._map.hashed()
         self._settle()
-        return sum(now != then for now, then in zip(self._holds, before, strict=True))
+        return sum(now != then for now, then in zip(self._map.holds, before, strict=True))
 
     def content(self, index: int) -> memoryview:
         """Return a read-only view of a region of the map."""
-        span = self.regions[index]
-        return self._view[span.start : span.start + span.nbytes].toreadonly()
+        return self._map.content(index)
 
     def encode_full(self, index: int, wanted: bytes) -> FullRegion | None:
         """Encode region `index` for a node that lacks it, if its digest is now `wanted`; otherwise return None.
 
         The digest is compared on a copy, because an apply may be writing over the map meanwhile (I2).
         """
-        if self._holds[index] != wanted:
+        if self._map.holds[index] != wanted:
             return None
         content = bytes(self.content(index))
         if digest(content) != wanted:
@@ -263,8 +258,7 @@ class WeightMap:
 
     def close(self) -> None:
         """Close the files, and give the memory back. The map must not be used any more."""
-        os.close(self._descriptor)
-        self._view = memoryview(b"")
+        self._map.close()
         if self._copy is not None:
             self._copy.close()
         if self._memory is not None:
@@ -329,20 +323,18 @@ class WeightMap:
             base is not None
             and codec != "frozen"
             and base.head.version == version.head.base
-            and self._holds[index] == base.table.regions[index].decoded_digest
+            and self._map.holds[index] == base.table.regions[index].decoded_digest
         )
 
     def _apply_beside(self, held: HeldVersion, index: int, encoded: ByteSpan) -> None:
         entry = held.table.regions[index]
         if entry.codec != "sparse":
-            self._overwrite(index, self._decoded(held, index, encoded), entry.decoded_digest)
+            self._map.put(index, self._decoded(held, index, encoded), entry.decoded_digest)
             self._changed[index] = None
             return
         taken = self._ahead.take(held.version, index, entry.decoded_digest)
         places, words = taken or self._decode_sparse(held, index, encoded)
-        self._holds[index] = UNKNOWN
-        self._words(index)[places] = words
-        self._holds[index] = entry.decoded_digest
+        self._map.change(index, places, words, entry.decoded_digest)
         self._changed[index] = places if self.in_memory else None
 
     def _decode_ahead(self, held: Held, index: int, encoded: ByteSpan) -> None:
@@ -363,10 +355,6 @@ class WeightMap:
         order = np.argsort(at, kind="stable")
         return at[order].astype(np.uint32), words[order]
 
-    def _words(self, index: int) -> Words:
-        span = self.regions[index]
-        return np.frombuffer(self._view, dtype="<u2", count=span.nbytes // 2, offset=span.start)
-
     def _decoded(self, held: HeldVersion, index: int, encoded: ByteSpan) -> Buffer:
         """Return a region of a version, proven. Raise ProtocolError if it is not what the learner signed."""
         span, entry = self.regions[index], held.table.regions[index]
@@ -375,11 +363,6 @@ class WeightMap:
         if digest(beside) != entry.decoded_digest:
             raise ProtocolError(f"the region at {span.start} does not decode to what the learner signed")
         return beside
-
-    def _overwrite(self, index: int, content: Buffer, holds: bytes) -> None:
-        self._holds[index] = UNKNOWN
-        write_at(self._descriptor, content, self.regions[index].start, self.path)
-        self._holds[index] = holds
 
     # -- the disk --------------------------------------------------------------------------------------------
 
@@ -390,7 +373,8 @@ class WeightMap:
             return
         log = Log(versions, self._current.head.version)
         tables = [version.table for version in (self._current, self._target) if version is not None]
-        lost = [i for i, holds in enumerate(self._holds) if holds not in [t.regions[i].decoded_digest for t in tables]]
+        held = enumerate(self._map.holds)
+        lost = [i for i, holds in held if holds not in [table.regions[i].decoded_digest for table in tables]]
         run_all(pool, [partial(self._restore_region, log, index) for index in lost])
         self._log_from = log.versions[0].head.version if log.versions else None
         self._settle()
@@ -419,13 +403,14 @@ class WeightMap:
         for index in range(len(self.regions)):
             if stop.is_set() or not (self._copy_region(index) or self._copy_region(index)):
                 return False
+        # Only then may the encodings go that the copy could be made from.
         self._copy.sync()
         self._log_from, self._is_copied = began_at, True
         return True
 
     def _copy_region(self, index: int) -> bool:
         """Write a region to the copy, if there is one. Return False if it is not what the map should hold."""
-        holds = self._holds[index]
+        holds = self._map.holds[index]
         if self._copy is None or holds == self._copy.holds[index]:
             return True
         content = bytes(self.content(index))
@@ -439,12 +424,12 @@ class WeightMap:
         for holds, content in self._sources(index):
             made = log.replay(index, span.nbytes, dtype, holds, content)
             if made is not None:
-                self._overwrite(index, made, log.versions[-1].table.regions[index].decoded_digest)
+                self._map.put(index, made, log.versions[-1].table.regions[index].decoded_digest)
                 return
 
     def _sources(self, index: int) -> list[tuple[bytes, Buffer]]:
         """Return what a region can be made from, each with its digest: what the map has, and what the copy has."""
-        here: list[tuple[bytes, Buffer]] = [(self._holds[index], self.content(index))]
+        here: list[tuple[bytes, Buffer]] = [(self._map.holds[index], self.content(index))]
         return here if self._copy is None else [*here, (self._copy.holds[index], self._copy.content(index))]
 
     # -- files -----------------------------------------------------------------------------------------------
@@ -453,32 +438,22 @@ class WeightMap:
     def _after_exchange(self) -> Path:
         return self._current_path.with_name("weights.next")
 
-    def _open_map(self, directory: Path) -> None:
+    def _open_map(self, directory: Path) -> RegionFile:
         if self._after_exchange.exists():
             # Cut off between two renames of `exchange`. The old map, if it still lies here, is of no more use.
             os.replace(self._after_exchange, self.path)
-        if self._memory is not None:
-            self._memory.mkdir(mode=0o700, exist_ok=True)
-            self._lock = claim(self._memory)
-            self._copy = DiskCopy(directory / "weights.bin", self.regions, UNKNOWN)
+        if self._memory is None:
+            return RegionFile(self.path, self.regions)
+        self._memory.mkdir(mode=0o700, exist_ok=True)
+        self._lock = claim(self._memory)
+        self._copy = copy = RegionFile(directory / "weights.bin", self.regions)
         is_left = self.path.exists()
-        is_known = is_left and self.path.stat().st_size == self.layout.total_bytes
-        self._reopen()
-        allocate(self._descriptor, self.layout.total_bytes, self.path)
-        self._map()
-        self._holds = [digest(self.content(i)) if is_known else UNKNOWN for i in range(len(self.regions))]
-        for index, holds in enumerate(self._copy.holds if self._copy is not None and not is_left else ()):
-            if self._copy is not None and holds != UNKNOWN:
-                self._overwrite(index, self._copy.content(index), holds)
-
-    def _reopen(self) -> None:
-        """Open what lies at `path` now."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-
-    def _map(self) -> None:
-        self._view = memoryview(mmap.mmap(self._descriptor, self.layout.total_bytes))
+        found = RegionFile(self.path, self.regions)
+        for index, holds in enumerate(copy.holds):
+            if not is_left and holds != UNKNOWN:
+                found.put(index, copy.content(index), holds)
+        copy.rest()
+        return found
 
     def _read_record(self, path: Path) -> SignedVersion | None:
         """Return a record that its learner signed. Remove anything else."""
