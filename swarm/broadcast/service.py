@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -97,12 +97,11 @@ class BroadcastService:
         )
         self._links = Links(station, open_link=self._transfers.open_link, admits=lambda node: True)
         self._members: dict[NodeId, Member] = {}
-        self._rosters: dict[NodeId, Roster] = {}
+        self._rosters: dict[NodeId, Roster] = {}  # What each link was told; and of the trees, in `_routes`
         self._planned: dict[NodeId, PeerProfile] = {}  # What the newest plan counts on
         self._plan_at = 0.0
         self._told_plan: VersionPlan | None = None
         self._routes: dict[NodeId, tuple[object, ...]] = {}
-        self._stale: set[NodeId] = set()
         self._spreading: dict[VersionId, Spreading] = {}
         self._server = VersionServer(
             lambda: self._versions.store if self._versions else None,
@@ -384,7 +383,8 @@ class BroadcastService:
     def _on_link(self, node: NodeId, up: bool) -> None:
         if not up:
             return
-        self._stale.add(node)
+        for told in (self._rosters, self._routes):
+            told.pop(node, None)
         # Its roster comes first: without it a receiver does not know its part in a version.
         self._follow_links()
         for transfer in self._transfers.active.values():
@@ -407,21 +407,20 @@ class BroadcastService:
             if isinstance(courier, TreeCourier) and (slower := self._planning.relieve(courier.complaints(), now=now)):
                 self._uplinks.lower(slower, now=now)
                 changed = True
-        if changed:
+        if changed or not self._routes.keys() >= profiles.keys():
             self._send_routes(self._transfers.active)
         self._send_rosters(profiles)
-        self._stale.clear()
 
-    def _send_rosters(self, profiles: Iterable[NodeId]) -> None:
+    def _send_rosters(self, profiles: Mapping[NodeId, PeerProfile]) -> None:
         """Tell each node which nodes to link with, if that changed."""
         plan, public_at = self._planning.plan, self._station.public_at
         members = {node: Member(node=node, addresses=tuple(public_at(node)[:ADDRESSES])) for node in profiles}
-        if members == self._members and plan is self._told_plan and not self._stale:
+        if members == self._members and plan is self._told_plan and self._rosters.keys() >= profiles.keys():
             return
         self._members, self._told_plan = members, plan
         rosters = self._planning.rosters(members)
         for node, link in self._transfers.links.items():
-            if node in self._stale or rosters[node] != self._rosters.get(node):
+            if rosters[node] != self._rosters.get(node):
                 link.send(ROSTER, NO_VERSION, encode(rosters[node]))
         self._rosters = rosters
 
@@ -433,7 +432,7 @@ class BroadcastService:
         for node, link in self._transfers.links.items():
             routes = plan.routes_of(node)
             place = (routes.parents, routes.children)  # without the pace, which changes for everybody at once
-            if place != self._routes.get(node) or node in self._stale:
+            if place != self._routes.get(node):
                 self._routes[node] = place
                 for version in versions:
                     link.send(ROUTES, version, encode(routes))
