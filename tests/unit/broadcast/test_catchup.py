@@ -32,7 +32,7 @@ from swarm.net.server import NodeServer
 from swarm.types import Address, NodeId
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER, encode
 from tests.builders import v
-from tests.publishers import Publisher, begin, hand_over, receiver_store
+from tests.publishers import Holder, Publisher
 from tests.unit.wires import PATIENCE_S, many_turns, until
 
 Alter = Callable[[web.Request, web.StreamResponse], Awaitable[web.StreamResponse]]
@@ -122,30 +122,22 @@ def publisher(tmp_path: Path) -> Publisher:
     return Publisher(tmp_path / "learner")
 
 
-class Receiver:
+class Receiver(Holder):
     """A receiver's disk, and what a catch-up makes of it."""
 
-    def __init__(self, directory: Path, net: Net) -> None:
-        self.store = receiver_store(directory)
-        self.weights = open_weights(self.store)
-        self._net = net
-
-    def take(self, version: HeldVersion) -> None:
-        self.weights.apply(hand_over(self.store, version))
+    def __init__(self, directory: Path, publisher: Publisher, net: Net) -> None:
+        super().__init__(directory, publisher)
+        self._pool = net.pool
 
     async def catch_up(
         self, target: HeldVersion, *sources: HttpPeer, learner: HttpPeer | None = None, patient: bool = False
     ) -> None:
-        pool = self._net.pool
-        await catch_up(self.store, self.weights, target, sources, learner=learner, patient=patient, pool=pool)
-
-    def holds(self, publisher: Publisher, number: int) -> bool:
-        return self.weights.version == v(number) and self.weights.path.read_bytes() == publisher.history[v(number)]
+        await catch_up(self.store, self.map, target, sources, learner=learner, patient=patient, pool=self._pool)
 
 
 @pytest.fixture
-def receiver(tmp_path: Path, net: Net) -> Receiver:
-    return Receiver(tmp_path / "receiver", net)
+def receiver(tmp_path: Path, publisher: Publisher, net: Net) -> Receiver:
+    return Receiver(tmp_path / "receiver", publisher, net)
 
 
 def of(part: str, do: Callable[[web.Response], Awaitable[web.StreamResponse]]) -> Alter:
@@ -164,7 +156,7 @@ async def test_a_few_versions_behind_stored_deltas_are_applied_in_sequence(
     receiver.take(done[0])
     learner = await net.learner(publisher)
     await receiver.catch_up(done[3], learner)
-    assert receiver.holds(publisher, 3)
+    assert receiver.holds(3)
     assert learner.count("/chunks/") == sum(len(version.chunks.spans) for version in done[1:])
     assert learner.count("/regions/") == 0
     # They can be given on.
@@ -178,7 +170,7 @@ async def test_further_behind_than_anybody_keeps_full_regions_are_fetched(
     receiver.take(done[0])
     learner = await net.learner(publisher)
     await receiver.catch_up(done[7], learner)
-    assert receiver.holds(publisher, 7)
+    assert receiver.holds(7)
     assert learner.count("/regions/") > 0
     assert learner.count("/chunks/") == 0
 
@@ -188,12 +180,12 @@ async def test_deltas_that_are_more_bytes_than_the_whole_are_not_fetched(tmp_pat
     publisher.max_ulps = 400
     done = publisher.publish_up_to(3)
     assert any(entry.codec in DELTAS for entry in done[3].table.regions)
-    receiver = Receiver(tmp_path / "receiver", net)
+    receiver = Receiver(tmp_path / "receiver", publisher, net)
     receiver.take(done[0])
     learner = await net.learner(publisher)
     await receiver.catch_up(done[3], learner)
     assert learner.count("/chunks/") == 0
-    assert receiver.holds(publisher, 3)
+    assert receiver.holds(3)
 
 
 async def test_a_new_node_gets_a_full_version_as_chunks(publisher: Publisher, net: Net, receiver: Receiver) -> None:
@@ -201,23 +193,16 @@ async def test_a_new_node_gets_a_full_version_as_chunks(publisher: Publisher, ne
     learner = await net.learner(publisher)
     await receiver.catch_up(version, learner)
     assert learner.count("/regions/") == 0
-    assert receiver.holds(publisher, 0)
+    assert receiver.holds(0)
     assert receiver.store.versions()[0].chunks.complete
 
 
-async def up_to_date(publisher: Publisher, net: Net, directory: Path, *, alter: Alter | None = None) -> CountingPeer:
+async def up_to_date(publisher: Publisher, net: Net, directory: Path) -> CountingPeer:
     """Another receiver that holds the newest version."""
-    newest = publisher.published.newest
+    newest, other = publisher.published.newest, Holder(directory, publisher)
     assert newest is not None
-    other = Receiver(directory, net)
-    other.weights.begin_fill(newest)
-    for index in other.weights.lacking(newest.table):
-        region = publisher.published.weights.encode_full(index, newest.table.regions[index].decoded_digest)
-        assert region is not None
-        other.weights.put_region(index, region.codec, region.encoded)
-    other.weights.finish()
-    begin(other.store, newest)
-    return await net.serve(other.store, other.weights, alter=alter)
+    other.fill(newest)
+    return await net.serve(other.store, other.map)
 
 
 async def test_several_peers_share_the_work_and_the_learner_has_none(
@@ -227,7 +212,7 @@ async def test_several_peers_share_the_work_and_the_learner_has_none(
     peers = [await up_to_date(publisher, net, tmp_path / f"peer{i}") for i in range(3)]
     learner = await net.learner(publisher)
     await receiver.catch_up(newest, *peers, learner=learner)
-    assert receiver.holds(publisher, 5)
+    assert receiver.holds(5)
     assert [peer.count("/regions/") > 0 for peer in peers] == [True] * 3
     assert learner.count("/regions/") == 0
 
@@ -250,7 +235,7 @@ async def test_a_peer_that_lies_is_left(
         receiver.take(done[0])
     liar, honest = await net.learner(publisher, alter=of(part, lying)), await net.learner(publisher)
     await receiver.catch_up(done[3], liar, honest)
-    assert receiver.holds(publisher, 3)
+    assert receiver.holds(3)
     assert 0 < liar.count(part) <= REQUESTS_A_PEER
 
 
@@ -266,7 +251,7 @@ async def test_other_regions_and_chunks_than_were_asked_for_are_lies(
     liar = await net.learner(publisher, alter=of("/regions/", swapped))
     with pytest.raises(PeerUnreachable, match="nobody gives the last"):
         await receiver.catch_up(newest, liar)
-    assert receiver.weights.version is None
+    assert receiver.map.version is None
 
 
 async def test_what_came_before_everybody_failed_is_kept(publisher: Publisher, net: Net, receiver: Receiver) -> None:
@@ -278,14 +263,14 @@ async def test_what_came_before_everybody_failed_is_kept(publisher: Publisher, n
 
     with pytest.raises(PeerUnreachable):
         await receiver.catch_up(newest, await net.learner(publisher, alter=half))
-    lacking = receiver.weights.lacking(newest.table)
+    lacking = receiver.map.lacking(newest.table)
     assert 0 < len(lacking) < len(newest.table.regions)
-    receiver.weights.close()
-    receiver.weights = open_weights(receiver.store)
+    receiver.map.close()
+    receiver.map = open_weights(receiver.store)
     learner = await net.learner(publisher)
     await receiver.catch_up(newest, learner)
     assert learner.count("/regions/") == len(lacking)
-    assert receiver.holds(publisher, 5)
+    assert receiver.holds(5)
 
 
 async def test_peers_that_are_gone_or_behind_are_no_obstacle(
@@ -296,7 +281,7 @@ async def test_peers_that_are_gone_or_behind_are_no_obstacle(
     newest = [publisher.publish(number) for number in range(1, 6)][-1]
     async with PeerClient(Address(host="127.0.0.1", port=1)) as dead:
         await receiver.catch_up(newest, dead, behind, learner=await net.learner(publisher))
-    assert receiver.holds(publisher, 5)
+    assert receiver.holds(5)
     assert 0 < behind.count("/regions/") < GONE_IN_A_ROW + REQUESTS_A_PEER
 
 
@@ -315,7 +300,7 @@ async def test_a_stalled_peer_does_not_hold_up_the_end(
     async with asyncio.timeout(PATIENCE_S):
         await receiver.catch_up(newest, stalled, good)
     over.set()
-    assert receiver.holds(publisher, 5)
+    assert receiver.holds(5)
 
 
 @pytest.mark.parametrize("patient", [True, False])
@@ -336,7 +321,7 @@ async def test_the_learner_gives_what_silent_peers_keep_to_themselves(
     silent, learner = await net.learner(publisher, alter=of("", stall)), await net.learner(publisher)
     async with asyncio.timeout(PATIENCE_S):
         await receiver.catch_up(done[3], silent, learner=learner, patient=patient)
-    assert receiver.holds(publisher, 3)
+    assert receiver.holds(3)
     # Once silent, it is left out of what else there is to fetch.
     assert silent.count("/chunks/") <= REQUESTS_A_PEER
     over.set()
@@ -347,12 +332,12 @@ async def test_a_patient_node_leaves_the_learner_alone_while_its_peers_answer(
 ) -> None:
     done = publisher.publish_up_to(1)
     receiver.take(done[0])
-    behind, learner = await net.serve(receiver.store, receiver.weights), await net.learner(publisher)
+    behind, learner = await net.serve(receiver.store, receiver.map), await net.learner(publisher)
     with pytest.raises(PeerUnreachable):
         await receiver.catch_up(done[1], behind, learner=learner, patient=True)
     assert learner.asked == []
     await receiver.catch_up(done[1], behind, learner=learner)
-    assert receiver.holds(publisher, 1)
+    assert receiver.holds(1)
 
 
 class Hesitant:
@@ -377,7 +362,7 @@ async def test_no_peer_says_how_long_a_node_waits(
     newest = publisher.publish(0)
     async with asyncio.timeout(PATIENCE_S):
         await receiver.catch_up(newest, Hesitant(await net.learner(publisher), 300.0))
-    assert receiver.holds(publisher, 0)
+    assert receiver.holds(0)
 
 
 async def test_a_busy_peer_is_asked_again(
@@ -389,7 +374,7 @@ async def test_a_busy_peer_is_asked_again(
     monkeypatch.setattr(fetching, "BUSY_IN_A_ROW", 1000)
     monkeypatch.setattr(fetching, "REQUESTS_A_PEER", 2)
     await receiver.catch_up(newest, learner)
-    assert receiver.holds(publisher, 5)
+    assert receiver.holds(5)
 
 
 async def test_a_damaged_region_is_fetched_and_the_rest_is_applied(
@@ -397,16 +382,16 @@ async def test_a_damaged_region_is_fetched_and_the_rest_is_applied(
 ) -> None:
     done = publisher.publish_up_to(1)
     receiver.take(done[0])
-    with receiver.weights.path.open("r+b") as file:
+    with receiver.map.path.open("r+b") as file:
         file.seek(100)
         file.write(b"rot")
     receiver.store.drop(v(0))
-    receiver.weights.close()
-    receiver.weights = open_weights(receiver.store)
-    assert receiver.weights.version is None
+    receiver.map.close()
+    receiver.map = open_weights(receiver.store)
+    assert receiver.map.version is None
     learner = await net.learner(publisher)
     await receiver.catch_up(done[1], learner)
-    assert receiver.holds(publisher, 1)
+    assert receiver.holds(1)
     assert learner.count("/chunks/") > 0
     assert learner.count("/regions/") == 1
 
@@ -415,8 +400,8 @@ async def test_a_node_serves_no_version_that_it_does_not_hold(
     publisher: Publisher, net: Net, receiver: Receiver
 ) -> None:
     done = publisher.publish_up_to(1)
-    begin(receiver.store, done[1])
-    peer = await net.serve(receiver.store, receiver.weights)
+    receiver.store.begin(done[1])
+    peer = await net.serve(receiver.store, receiver.map)
     head = await peer.get("/v1/versions/0.1/head", cap_bytes=1024, timeout_s=5)
     assert head == done[1].sealed_head
     for path in ("0.1/chunks/0", "0.1/chunks/999", "0.1/regions/0", "0.1/regions/9999", "0.0/head", "0.0/chunks/0"):
@@ -432,7 +417,7 @@ async def test_every_request_waits_for_the_cap(publisher: Publisher, net: Net, r
 
     newest = publisher.publish(0)
     learner = await net.learner(publisher)
-    await catch_up(receiver.store, receiver.weights, newest, [learner], pool=net.pool, meter=meter)
+    await catch_up(receiver.store, receiver.map, newest, [learner], pool=net.pool, meter=meter)
     assert len(asked) == learner.count("/chunks/") + learner.count("/regions/") > 0
     assert sum(asked) == newest.table.encoded_bytes
 

@@ -30,7 +30,7 @@ from swarm.broadcast.version.manifest import (
 from swarm.types import VersionId
 from swarm.wire import digest, encode
 from tests.builders import ADAPTED_LAYOUT, KEY, MIXED_LAYOUT, layout, v, weights_of
-from tests.publishers import CHUNK_BYTES, Publisher, hand_over, receiver_store
+from tests.publishers import CHUNK_BYTES, Holder, Publisher
 from tests.unit.broadcast.store.test_base_model import save
 
 
@@ -104,11 +104,10 @@ def test_a_restarted_learner_finds_its_newest_version_and_goes_on(publisher: Pub
     assert publisher.published.weights.version == v(2)
     after = publisher.publish(3)
     assert after.head.base == v(2)
-    store = receiver_store(tmp_path / "receiver")
-    copy = open_weights(store)
+    receiver = Holder(tmp_path / "receiver", publisher)
     for version in (*done, after):
-        copy.apply(hand_over(store, version))
-    assert copy.path.read_bytes() == publisher.history[v(3)]
+        receiver.take(version)
+    assert receiver.holds(3)
 
 
 @pytest.mark.parametrize("stage", ["before the renames", "between them", "before the record"])
@@ -165,126 +164,102 @@ def test_a_full_disk_leaves_everything_as_it_was(publisher: Publisher, monkeypat
 # -- an adapter ----------------------------------------------------------------------------------------------
 
 
-class AdapterPublisher:
-    """Publishes versions in which the adapter alone is another one, and by the way counts what is encoded."""
-
-    def __init__(self, directory: Path) -> None:
-        self.inner = Publisher(directory, ADAPTED_LAYOUT)
-        self.base = weights_of(ADAPTED_LAYOUT, 0)
-        (self.adapter,) = trained_spans(ADAPTED_LAYOUT.tensors)
-        self.encoded: list[Region] = []
-
-    def publish(self, version: int, base: bytes | None = None, *, full: bool = False) -> HeldVersion:
-        fresh, span = bytearray(base or self.base), self.adapter
-        fresh[span.start : span.start + span.nbytes] = weights_of(ADAPTED_LAYOUT, version)[span.start :][: span.nbytes]
-        self.inner.staging.write_bytes(fresh)
-        self.encoded.clear()
-
-        def submit(job: Encode) -> Future[Encoded]:
-            self.encoded += job.regions
-            return self.inner.submit(job)
-
-        return self.inner.published.publish(self.inner.staging, v(version), CHUNK_BYTES, submit, full=full)
-
-    def weights(self) -> bytes:
-        return self.inner.published.weights.path.read_bytes()
+@pytest.fixture
+def tuner(tmp_path: Path) -> Publisher:
+    """Publishes versions in which the adapter alone changes."""
+    return Publisher(tmp_path / "learner", ADAPTED_LAYOUT)
 
 
-class AdapterReceiver:
-    """A receiver that has taken the first version."""
-
-    def __init__(self, directory: Path, publisher: AdapterPublisher) -> None:
-        self.store = receiver_store(directory, ADAPTED_LAYOUT)
-        self.map = open_weights(self.store)
-        self.first = publisher.publish(0)
-        self.take(self.first)
-
-    def take(self, version: HeldVersion) -> None:
-        self.map.apply(hand_over(self.store, version))
+(ADAPTER,) = trained_spans(ADAPTED_LAYOUT.tensors)
 
 
-def test_a_version_of_an_adapter_is_the_adapter_alone(tmp_path: Path) -> None:
-    publisher, regions = AdapterPublisher(tmp_path), regions_of(ADAPTED_LAYOUT)
-    receiver, span = AdapterReceiver(tmp_path / "receiver", publisher), publisher.adapter
-    assert receiver.first.table.encoded_bytes > 10 * span.nbytes
-    assert len(publisher.encoded) == len(regions)
+def encoded_by(publisher: Publisher) -> list[Region]:
+    """The regions that it will have encoded."""
+    encoded, submit = list[Region](), publisher.submit
+
+    def noted(job: Encode) -> Future[Encoded]:
+        encoded.extend(job.regions)
+        return submit(job)
+
+    publisher.submit = noted
+    return encoded
+
+
+def test_a_version_of_an_adapter_is_the_adapter_alone(tuner: Publisher, tmp_path: Path) -> None:
+    regions, frozen, encoded = regions_of(ADAPTED_LAYOUT), frozen_regions(ADAPTED_LAYOUT), encoded_by(tuner)
+    receiver = Holder(tmp_path / "receiver", tuner)
+    first = receiver.take(tuner.publish(0))
+    assert first.table.encoded_bytes > 10 * ADAPTER.nbytes
+    assert len(encoded) == len(regions)
     for number in (1, 2):
-        version = publisher.publish(number)
-        frozen = frozen_regions(ADAPTED_LAYOUT)
+        encoded.clear()
+        version = tuner.publish(number)
         # Of what is frozen nothing is read.
-        assert [region.start for region in publisher.encoded] == [
+        assert [region.start for region in encoded] == [
             region.start for region, is_frozen in zip(regions, frozen, strict=True) if not is_frozen
         ]
-        assert sum(region.nbytes for region in publisher.encoded) == span.nbytes
-        assert version.table.encoded_bytes <= span.nbytes
+        assert sum(region.nbytes for region in encoded) == ADAPTER.nbytes
+        assert version.table.encoded_bytes <= ADAPTER.nbytes
         assert [entry.codec == "frozen" for entry in version.table.regions] == frozen
         assert version.head.base == v(number - 1)
         receiver.take(version)
-        assert receiver.map.path.read_bytes() == publisher.weights()
-        assert version.table.tensor_sums == sums_of(ADAPTED_LAYOUT, publisher.weights())
+        assert receiver.holds(number)
+        assert version.table.tensor_sums == sums_of(ADAPTED_LAYOUT, receiver.content())
 
 
-def test_an_adapter_needs_no_chain_of_versions(tmp_path: Path) -> None:
+def test_an_adapter_needs_no_chain_of_versions(tuner: Publisher, tmp_path: Path) -> None:
     """A receiver that has the base, and missed the versions since, lacks the regions of the adapter alone."""
-    publisher = AdapterPublisher(tmp_path)
-    weights = AdapterReceiver(tmp_path / "receiver", publisher).map
-    newest = [publisher.publish(number) for number in (1, 2, 3)][-1]
-    lacking = weights.lacking(newest.table)
-    assert sum(weights.regions[index].nbytes for index in lacking) == publisher.adapter.nbytes
-    weights.begin_fill(newest)
-    for index in lacking:
-        full = publisher.inner.published.weights.encode_full(index, newest.table.regions[index].decoded_digest)
-        assert full is not None
-        assert weights.put_region(index, full.codec, full.encoded)
-    weights.finish()
-    assert weights.path.read_bytes() == publisher.weights()
+    receiver = Holder(tmp_path / "receiver", tuner)
+    receiver.take(tuner.publish(0))
+    newest = [tuner.publish(number) for number in (1, 2, 3)][-1]
+    lacking = receiver.map.lacking(newest.table)
+    assert sum(receiver.map.regions[index].nbytes for index in lacking) == ADAPTER.nbytes
+    receiver.fill(newest)
+    assert receiver.holds(3)
 
 
-def test_an_adapter_in_full_is_as_small_and_follows_any_version(tmp_path: Path) -> None:
-    publisher = AdapterPublisher(tmp_path)
-    receiver = AdapterReceiver(tmp_path / "receiver", publisher)
-    publisher.publish(1)
-    newest = publisher.publish(2, full=True)
-    assert newest.table.encoded_bytes <= publisher.adapter.nbytes
+def test_an_adapter_in_full_is_as_small_and_follows_any_version(tuner: Publisher, tmp_path: Path) -> None:
+    receiver = Holder(tmp_path / "receiver", tuner)
+    receiver.take(tuner.publish(0))
+    tuner.publish(1)
+    newest = tuner.publish(2, full=True)
+    assert newest.table.encoded_bytes <= ADAPTER.nbytes
     assert not needs_base(newest.table)
     assert receiver.map.can_become(newest)
     receiver.take(newest)
-    assert receiver.map.path.read_bytes() == publisher.weights()
-    assert newest.table.tensor_sums == sums_of(ADAPTED_LAYOUT, publisher.weights())
-    empty = open_weights(receiver_store(tmp_path / "newcomer", ADAPTED_LAYOUT))
+    assert receiver.holds(2)
+    assert newest.table.tensor_sums == sums_of(ADAPTED_LAYOUT, receiver.content())
+    empty = Holder(tmp_path / "newcomer", tuner).map
     assert not empty.can_become(newest)
     assert len(empty.missing_base(newest)) == sum(frozen_regions(ADAPTED_LAYOUT))
 
 
-def test_a_map_in_memory_makes_the_base_again_from_the_first_version_after_a_power_cut(tmp_path: Path) -> None:
-    publisher = AdapterPublisher(tmp_path)
-    receiver = receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT)
-    weights = open_weights(receiver, memory=tmp_path / "memory")
+def test_a_map_in_memory_makes_the_base_again_from_the_first_version_after_a_power_cut(
+    tuner: Publisher, tmp_path: Path
+) -> None:
+    receiver = Holder(tmp_path / "receiver", tuner, memory=tmp_path / "memory")
     for number, full in ((0, False), (1, False), (2, True), (3, False)):
-        weights.apply(hand_over(receiver, publisher.publish(number, full=full)))
-    receiver.keep_from = weights.log_from
-    receiver.prune()
-    weights.close()
-    again = open_weights(receiver, memory=tmp_path / "memory")
-    assert again.version == v(3)
-    assert again.path.read_bytes() == publisher.weights()
-    again.close()
+        receiver.take(tuner.publish(number, full=full))
+    receiver.store.keep_from = receiver.map.log_from
+    receiver.store.prune()
+    receiver.map.close()
+    receiver.map = open_weights(receiver.store, memory=tmp_path / "memory")
+    assert receiver.holds(3)
+    receiver.map.close()
 
 
-def test_a_local_copy_of_the_base_leaves_the_adapter_alone_to_fetch(tmp_path: Path) -> None:
-    publisher = AdapterPublisher(tmp_path)
-    newest = [publisher.publish(number) for number in (0, 1)][-1]
-    base = BaseModel(save(tmp_path / "base", ADAPTED_LAYOUT, publisher.base, frozen_only=True))
-    weights = open_weights(receiver_store(tmp_path / "receiver", ADAPTED_LAYOUT))
-    assert begin_from_base(base, weights, newest) == publisher.adapter.nbytes
+def test_a_local_copy_of_the_base_leaves_the_adapter_alone_to_fetch(tuner: Publisher, tmp_path: Path) -> None:
+    newest = tuner.publish_up_to(1)[1]
+    base = BaseModel(save(tmp_path / "base", ADAPTED_LAYOUT, tuner.history[v(0)], frozen_only=True))
+    assert begin_from_base(base, Holder(tmp_path / "receiver", tuner).map, newest) == ADAPTER.nbytes
 
 
-def test_another_base_is_another_layout_and_begins_anew(tmp_path: Path) -> None:
-    publisher = AdapterPublisher(tmp_path)
-    publisher.publish(0)
+def test_another_base_is_another_layout_and_begins_anew(tuner: Publisher) -> None:
+    tuner.publish(0)
     assert ADAPTED_LAYOUT.adapter is not None
     other = replace(ADAPTED_LAYOUT, adapter=replace(ADAPTED_LAYOUT.adapter, base=bytes([1]) * 32))
-    publisher.inner.published = PublishedVersions(publisher.inner.directory / "versions", KEY, other)
-    version = publisher.publish(1, base=weights_of(ADAPTED_LAYOUT, 7))
-    assert version.head.base is None
-    assert len(publisher.encoded) == len(regions_of(ADAPTED_LAYOUT))
+    tuner.published = PublishedVersions(tuner.directory / "versions", KEY, other)
+    tuner.weights[:] = weights_of(ADAPTED_LAYOUT, 7)
+    encoded = encoded_by(tuner)
+    assert tuner.publish(1).head.base is None
+    assert len(encoded) == len(regions_of(ADAPTED_LAYOUT))

@@ -192,8 +192,8 @@ def published(tmp_path: Path) -> Published:
     publisher = Publisher(tmp_path / "learner")
     publisher.publish(0)
     begun: list[tuple[BegunVersion, bytes]] = []
-    publisher._step()
-    publisher.staging.write_bytes(publisher._weights)
+    publisher.step()
+    publisher.staging.write_bytes(publisher.weights)
     held = publisher.published.publish(
         publisher.staging, v(1), 64 * 1024, publisher.submit, begun=lambda *one: begun.append(one)
     )

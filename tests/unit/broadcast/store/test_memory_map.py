@@ -22,7 +22,7 @@ from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.version.manifest import encoded_spans, regions_of
 from swarm.errors import ProtocolError, UserError
 from tests.builders import KEY, MIXED_LAYOUT, v
-from tests.publishers import Publisher, begin, hand_over, receiver_store
+from tests.publishers import Holder, Publisher, hand_over
 
 REGIONS = regions_of(MIXED_LAYOUT)
 
@@ -33,39 +33,26 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-class Machine:
-    """A receiver's disk and memory, the map on them, and the learner that it follows."""
+class Machine(Holder):
+    """A receiver with a map in memory, and the learner that it follows."""
 
     def __init__(self, directory: Path) -> None:
         self.memory = directory / "memory"
         self.memory.mkdir()
-        self.publisher = Publisher(directory / "learner")
-        self.store = receiver_store(directory / "receiver")
-        self.map = open_weights(self.store, memory=self.memory)
+        super().__init__(directory / "receiver", Publisher(directory / "learner"), memory=self.memory)
 
     def take(self, version: HeldVersion) -> HeldVersion:
-        held = hand_over(self.store, version)
-        self.map.apply(held)
-        self.store.keep_from = self.map.log_from
-        self.store.prune()
+        held = super().take(version)
+        self._prune()
         return held
 
     def follow(self, *numbers: int) -> HeldVersion:
         """Take these versions, each when it is published. Return the last."""
         return [self.take(self.publisher.publish(number)) for number in numbers][-1]
 
-    def fill(self, version: HeldVersion) -> None:
-        """Take a version by regions, as one that was away for long."""
-        begin(self.store, version)
-        self.map.begin_fill(version)
-        for index in self.map.lacking(version.table):
-            assert self.map.put_region(index, "raw", within(self.publisher.history[version.head.version], index))
-        self.map.finish()
-
     def copy_out(self) -> None:
         assert self.map.copy_out(threading.Event())
-        self.store.keep_from = self.map.log_from
-        self.store.prune()
+        self._prune()
 
     def killed(self) -> WeightMap:
         """As another process finds it: the files in memory are there still."""
@@ -78,16 +65,9 @@ class Machine:
         self.memory.mkdir()
         return self.killed()
 
-    def holds(self, number: int) -> bool:
-        return self.map.version == v(number) and self.content() == self.publisher.history[v(number)]
-
-    def content(self) -> bytes:
-        return self.map.path.read_bytes()
-
-
-def within(weights: bytes, index: int) -> bytes:
-    """A region of them."""
-    return weights[REGIONS[index].start :][: REGIONS[index].nbytes]
+    def _prune(self) -> None:
+        self.store.keep_from = self.map.log_from
+        self.store.prune()
 
 
 @pytest.fixture
@@ -112,7 +92,7 @@ def test_what_was_decoded_ahead_is_what_is_applied(
 ) -> None:
     machine.follow(0)
     version = publisher.publish(1)
-    held = begin(machine.store, version)
+    held = machine.store.begin(version)
     regions = WholeRegions(held)
     assert regions.whole == []
     order = list(range(len(held.chunks.spans)))
@@ -232,7 +212,7 @@ def test_regions_that_were_of_the_version_before_its_apply_are_told_as_whole(
     early = machine.map.lacking(held.table)[:3]
     for index in early:
         if fetched:
-            assert machine.map.put_region(index, "raw", within(publisher.history[v(1)], index))
+            assert machine.map.put_region(index, "raw", machine.region(v(1), index))
         else:
             machine.map._apply_beside(held, index, spans[index])
     machine.map.apply(held)

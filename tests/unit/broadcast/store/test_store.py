@@ -17,7 +17,7 @@ from swarm.broadcast.version.manifest import sign_head
 from swarm.errors import ProtocolError
 from swarm.wire import Digest, digest, encode
 from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, layout, v
-from tests.publishers import Publisher, begin, hand_over, receiver_store
+from tests.publishers import Publisher, hand_over, receiver_store
 
 SMALL = layout(("w", "BF16", (100,)), ("nothing", "F32", (0,)), ("odd", "U8", (3,)), ("flag", "BOOL", ()))
 
@@ -95,7 +95,7 @@ def test_a_receiver_finds_everything_again(publisher: Publisher, store: VersionS
     done = publisher.publish_up_to(2)
     for version in done[:2]:
         hand_over(store, version)
-    begin(store, done[2])
+    store.begin(done[2])
     again = reopened(store)
     assert (again.layout, again.layout_digest) == (SMALL, done[0].head.layout_digest)
     complete = [(held.head, held.chunks.complete) for held in again.versions()]
@@ -109,7 +109,7 @@ def test_a_known_version_is_not_begun_twice_and_another_of_its_name_is_refused(
     publisher: Publisher, store: VersionStore
 ) -> None:
     version = publisher.publish(0)
-    assert begin(store, version) is begin(store, version)
+    assert store.begin(version) is store.begin(version)
     table = msgspec.structs.replace(version.table, tensor_sums=(1, 2, 3, 4))
     table_bytes = encode(table)
     head = msgspec.structs.replace(version.head, table_digest=digest(table_bytes), table_bytes=len(table_bytes))
@@ -177,6 +177,6 @@ def test_a_version_that_does_not_fit_leaves_nothing_behind(
     version = publisher.publish(0)
     monkeypatch.setattr(disk, "SPARE_BYTES", 1 << 60)
     with pytest.raises(DiskFull, match=r"has no room for 0.0.chunks: free \d+ MB there"):
-        begin(store, version)
+        store.begin(version)
     assert names(store) == {"layout"}
     assert store.find(v(0)) is None

@@ -17,7 +17,7 @@ from swarm.broadcast.version.manifest import ChunkTable, encoded_spans, needs_ba
 from swarm.errors import ProtocolError
 from swarm.wire import digest, encode
 from tests.builders import KEY, MIXED_LAYOUT, OTHER_KEY, layout, v
-from tests.publishers import Publisher, hand_over, receiver_store
+from tests.publishers import Holder, Publisher, hand_over, receiver_store
 
 REGIONS = regions_of(MIXED_LAYOUT)
 
@@ -38,14 +38,12 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-class Here:
-    """A receiver's disk, the map on it, and the learner's versions."""
+class Here(Holder):
+    """A receiver with a map on its disk, and the learner's versions."""
 
     def __init__(self, directory: Path, publisher: Publisher) -> None:
-        self.publisher = publisher
+        super().__init__(directory, publisher)
         self.versions = publisher.published.store.versions()
-        self.store = receiver_store(directory)
-        self.map = open_weights(self.store)
 
     @property
     def first(self) -> HeldVersion:
@@ -54,9 +52,6 @@ class Here:
     def handed(self, number: int) -> HeldVersion:
         """All of a version, not applied."""
         return hand_over(self.store, self.versions[number])
-
-    def content(self) -> bytes:
-        return content(self.map)
 
 
 @pytest.fixture
@@ -83,11 +78,6 @@ def reopened(copy: WeightMap) -> WeightMap:
 def spoil(copy: WeightMap, index: int) -> None:
     with copy.path.open("r+b") as file:
         os.pwrite(file.fileno(), b"spoilt", copy.regions[index].start + 10)
-
-
-def within(weights: bytes, index: int) -> bytes:
-    """A region of them."""
-    return weights[REGIONS[index].start :][: REGIONS[index].nbytes]
 
 
 def test_versions_arrive_bit_for_bit_by_deltas_and_in_full(here: Here, pool: ThreadPoolExecutor) -> None:
@@ -155,7 +145,7 @@ def test_a_region_that_does_not_decode_to_what_was_signed_is_never_written(
 ) -> None:
     with pytest.raises(ProtocolError, match="does not decode"):
         started.map.apply(_wrong_region(started.versions[1], 5), pool)
-    assert within(started.content(), 5) == within(started.publisher.history[v(0)], 5)
+    assert started.map.content(5) == started.region(v(0), 5)
     assert started.map.version is None
     started.map.apply(started.handed(1), pool)
     assert started.content() == started.publisher.history[v(1)]
@@ -195,7 +185,7 @@ def test_a_torn_region_of_which_no_full_encoding_is_here_is_fetched_and_no_regio
     with pytest.raises(ProtocolError, match="1 regions of the map"):
         again.apply(held)
     again.begin_fill(held)
-    assert again.put_region(damaged, "raw", within(started.publisher.history[v(1)], damaged))
+    assert again.put_region(damaged, "raw", started.region(v(1), damaged))
     again.apply(held)
     assert content(again) == started.publisher.history[v(1)]
 
@@ -261,7 +251,7 @@ def test_a_cut_fill_keeps_what_it_has(here: Here) -> None:
     target = here.versions[4]
     here.map.begin_fill(target)
     for index in (0, 7, 9):
-        assert here.map.put_region(index, "raw", within(here.publisher.history[v(4)], index))
+        assert here.map.put_region(index, "raw", here.region(v(4), index))
     again = reopened(here.map)
     assert again.unfinished == v(4)
     assert set(range(len(REGIONS))) - set(again.lacking(target.table)) == {0, 7, 9}
