@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
 from swarm.broadcast.forest.courier import TreeCourier
+from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import NoteKind, Send
 from swarm.plan.simulate.world import World
 from swarm.types import NodeId
@@ -106,6 +108,72 @@ def test_leaves_alone_are_fed_by_the_learner() -> None:
     swarm, checker = swarm_of([50.0] * 4, leaves=4, size_mib=4)
     assert ratio(swarm, checker) <= 1.1
     assert swarm.network.sent_bytes(swarm.learner.node) >= 4 * swarm.size_bytes
+
+
+# -- the mesh --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("publics", "leaves"), [(1, 0), (2, 0), (8, 0), (0, 3), (1, 1), (1, 4), (4, 4), (2, 6)])
+def test_everybody_in_a_mesh_gets_everything(publics: int, leaves: int) -> None:
+    ratio(*swarm_of([50.0] * (publics + leaves), leaves=leaves, size_mib=4))
+
+
+def test_the_learner_sends_a_mesh_hardly_more_than_one_copy_where_its_uplink_binds() -> None:
+    swarm, checker = swarm_of([50.0] * 8)
+    assert ratio(swarm, checker) <= 1.2 * PACKET_OVERHEAD
+    assert swarm.network.sent_bytes(swarm.learner.node) <= 1.03 * PACKET_OVERHEAD * swarm.size_bytes
+
+
+def test_a_fast_learner_sends_what_the_forwarders_of_a_mesh_cannot() -> None:
+    assert ratio(*swarm_of([50.0] * 8, learner_mbit=1000.0)) <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("leaves", "happens"),
+    [
+        (0, lambda swarm: swarm.kill(NodeId("p1"))),
+        (0, lambda swarm: swarm.join(host("p9", 50.0))),
+        (0, lambda swarm: swarm.network.block(NodeId("p0"), NodeId("p1"))),
+        (4, lambda swarm: swarm.network.block(NodeId("p4"), NodeId("p5"))),
+    ],
+    ids=["a forwarder dies", "a newcomer comes", "a link stalls", "a link stalls, with leaves"],
+)
+def test_whatever_happens_in_a_mesh_everybody_gets_everything(
+    leaves: int, happens: Callable[[BroadcastSwarm], None]
+) -> None:
+    swarm, checker = swarm_of([50.0] * (4 + leaves), leaves=leaves, size_mib=8)
+    swarm.world.schedule(0.3 * checker.bound_s(), "it happens", lambda: happens(swarm))
+    ratio(swarm, checker)
+
+
+def test_what_a_forwarder_does_not_send_any_more_others_send() -> None:
+    swarm, checker = swarm_of([50.0] * 4)
+    peers = [NodeId(f"p{number}") for number in range(4)]
+
+    def stall() -> None:
+        for peer in peers[1:]:
+            swarm.network.block(peers[0], peer)
+
+    swarm.world.schedule(0.1 * checker.bound_s(), "it stalls", stall)
+    ratio(swarm, checker)
+    sent = [swarm.network.sent_bytes(peer) for peer in peers]
+    assert min(sent[1:]) > 3 * sent[0]
+
+
+def test_the_learner_knows_about_how_much_each_peer_of_a_mesh_holds() -> None:
+    swarm, checker = swarm_of([50.0] * 5, leaves=2, size_mib=4)
+    seeder, peers = swarm.members[swarm.learner.node].courier, swarm.live_peers()
+    assert isinstance(seeder, Seeder)
+    swarm.start()
+    assert seeder.held_by(NodeId("a stranger")) == 0
+    swarm.world.run_until(lambda: swarm.world.now > 0.4 * checker.bound_s())
+    off = [seeder.held_by(member.host.node) - (swarm.count - member.missing) for member in peers]
+    assert min(seeder.held_by(member.host.node) for member in peers) > 0
+    assert max(map(abs, off)) < 0.2 * swarm.count, "what a forwarder holds and has not passed on is not counted"
+    checker.settle()
+    told_at = swarm.world.now + 1.0
+    swarm.world.run_until(lambda: swarm.world.now > told_at)
+    assert {seeder.held_by(member.host.node) for member in peers} == {swarm.count}
 
 
 # -- faults ----------------------------------------------------------------------------------------------------

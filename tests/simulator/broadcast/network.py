@@ -137,6 +137,10 @@ class BulkNetwork(Generic[F]):
             lane: Lane[F] = Lane(source, target, sender, receiver, f"{source} > {target}")
             self._lanes[source, target] = lane
 
+    def block(self, source: NodeId, target: NodeId) -> None:
+        """One direction of a connection carries nothing from now on, and nobody is told."""
+        self._lanes[source, target].not_before = math.inf
+
     def disconnect(self, a: NodeId, b: NodeId) -> None:
         for pair in ((a, b), (b, a)):
             lane = self._lanes.pop(pair, None)

@@ -1,153 +1,17 @@
-"""The mesh of seeder and relays over links that never fail, and what it does when peers stall, die or lie."""
+"""Seeder and forwarder of a mesh, call by call. tests/simulation/test_broadcast.py runs whole meshes."""
 
 from __future__ import annotations
-
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import pytest
 
 from swarm.broadcast.mesh import seeder as seeder_module
 from swarm.broadcast.mesh.forwarder import Forwarder, Window
 from swarm.broadcast.mesh.seeder import Seeder
-from swarm.broadcast.notes import Complete, Courier, Credit, Have, NoteKind, Send, Want, has_bit, set_bit
+from swarm.broadcast.notes import Complete, Credit, Have, NoteKind, Send, Want, has_bit, set_bit
 from swarm.types import NodeId
 
 SEEDER = NodeId("seeder")
 STEP_S = 0.002
-
-
-@dataclass
-class Mesh:
-    """Every node sends `rate[node]` chunks a step, round robin over its links; a step is 2 ms."""
-
-    count: int
-    leaves: frozenset[NodeId] = frozenset()
-    rate: dict[NodeId, int] = field(default_factory=dict)
-    blocked: set[tuple[NodeId, NodeId]] = field(default_factory=set)
-    nodes: dict[NodeId, Courier] = field(default_factory=dict)
-    sends: dict[NodeId, int] = field(default_factory=dict)
-    now: float = 0.0
-    turn: int = 0
-
-    def add(self, name: str) -> NodeId:
-        node = NodeId(name)
-        if node == SEEDER:
-            self.nodes[node] = Seeder(self.count, now=self.now)
-        else:
-            self.nodes[node] = Forwarder(SEEDER, self.count, leaf=node in self.leaves, now=self.now)
-        for other in self.nodes:
-            if other != node and not {other, node} <= self.leaves:
-                self.nodes[node].join(other, leaf=other in self.leaves, now=self.now)
-                self.nodes[other].join(node, leaf=node in self.leaves, now=self.now)
-        return node
-
-    def kill(self, node: NodeId) -> None:
-        del self.nodes[node]
-        for other in self.nodes.values():
-            other.leave(node, now=self.now)
-
-    def step(self) -> None:
-        self.now += STEP_S
-        self.turn += 1
-        arriving: list[tuple[NodeId, NodeId, Send]] = []
-        for name, node in self.nodes.items():
-            links = deque(other for other in self.nodes if other != name)
-            links.rotate(-self.turn)
-            budget = self.rate.get(name, 2)
-            idle = 0
-            while links and budget > 0 and idle < len(links):
-                peer = links[0]
-                links.rotate(-1)
-                frame = None if (name, peer) in self.blocked else node.next_for(peer, now=self.now)
-                idle = idle + 1 if frame is None else 0
-                if isinstance(frame, Send):
-                    budget -= 1
-                    self.sends[name] = self.sends.get(name, 0) + 1
-                    node.sent(peer, frame, now=self.now)
-                    arriving.append((name, peer, frame))
-                elif frame is not None:
-                    self.nodes[peer].heard(name, frame, now=self.now)
-        for source, target, send in arriving:
-            self.nodes[target].arrived(source, send.index, send.kind, send.via, now=self.now)
-        for node in self.nodes.values():
-            node.ready()
-            due = node.deadline()
-            if due is not None and due <= self.now:
-                node.tick(now=self.now)
-
-    def begin(self, steps: int) -> None:
-        """Run the first steps of a transfer, and no more: what happens next has to happen in the middle."""
-        for _ in range(steps):
-            self.step()
-        assert not any(node.complete for name, node in self.nodes.items() if name != SEEDER)
-
-    def run(self, *, limit_s: float) -> float:
-        """Until everybody has everything; the time it took."""
-        while not all(node.complete for node in self.nodes.values()):
-            self.step()
-            missing = {name: getattr(node, "_missing", 0) for name, node in self.nodes.items()}
-            assert self.now < limit_s, f"not complete after {self.now:.1f} s: {missing}"
-        return self.now
-
-
-def mesh_of(count: int, publics: int, leaves: int = 0) -> Mesh:
-    names = [f"p{i}" for i in range(publics)] + [f"leaf{i}" for i in range(leaves)]
-    mesh = Mesh(count=count, leaves=frozenset(NodeId(n) for n in names if n.startswith("leaf")))
-    for name in (SEEDER, *names):
-        mesh.add(name)
-    return mesh
-
-
-@pytest.mark.parametrize(("publics", "leaves"), [(1, 0), (2, 0), (8, 0), (0, 3), (1, 1), (1, 4), (4, 4), (2, 6)])
-def test_everybody_gets_everything(publics: int, leaves: int) -> None:
-    mesh_of(300, publics, leaves).run(limit_s=30)
-
-
-def test_the_seeder_sends_hardly_more_than_one_copy_where_its_uplink_binds() -> None:
-    mesh = mesh_of(1000, 8)
-    taken = mesh.run(limit_s=30)
-    assert mesh.sends[SEEDER] <= 1.02 * 1000
-    assert taken < 1.2 * 1000 / 2 * STEP_S
-
-
-def test_a_fast_seeder_sends_what_the_relays_cannot() -> None:
-    mesh = mesh_of(3000, 8)
-    mesh.rate[SEEDER] = 100
-    # 8 * 3000 chunks over 100 + 8 * 2 a step.
-    assert mesh.run(limit_s=30) < 1.5 * 24_000 / 116 * STEP_S
-
-
-@pytest.mark.parametrize(
-    ("count", "leaves", "begun", "happens"),
-    [
-        (600, 0, 60, lambda mesh: mesh.kill(NodeId("p1"))),
-        (600, 0, 100, lambda mesh: mesh.add("p9")),
-        (2000, 0, 50, lambda mesh: mesh.blocked.add((NodeId("p0"), NodeId("p1")))),
-        (2000, 4, 50, lambda mesh: mesh.blocked.add((NodeId("p0"), NodeId("p1")))),
-    ],
-    ids=["a relay dies", "a newcomer comes", "a link stalls", "a link stalls, with leaves"],
-)
-def test_whatever_happens_in_the_middle_everybody_gets_everything(
-    count: int, leaves: int, begun: int, happens: Callable[[Mesh], object]
-) -> None:
-    mesh = mesh_of(count, 4, leaves)
-    mesh.begin(begun)
-    happens(mesh)
-    mesh.run(limit_s=30)
-
-
-def test_what_a_relay_does_not_send_any_more_others_send() -> None:
-    mesh = mesh_of(2000, 4)
-    mesh.begin(50)
-    mesh.blocked |= {(NodeId("p0"), NodeId(f"p{i}")) for i in range(1, 4)}
-    sent = mesh.sends[NodeId("p0")]
-    mesh.run(limit_s=30)
-    assert mesh.sends[NodeId("p0")] == sent
-    assert min(mesh.sends[NodeId(f"p{i}")] for i in range(1, 4)) > 3 * sent
-
-
 A, B = NodeId("a"), NodeId("b")
 
 
@@ -294,17 +158,3 @@ def test_after_a_restart_a_chunk_is_passed_over_once_however_often_peers_say_wha
     seeder.heard(noisy, Complete(), now=0.0)
     assert not seeder._undealt
     assert looked_at < 4 * count
-
-
-def test_the_seeder_knows_about_how_much_each_peer_holds() -> None:
-    mesh = mesh_of(count=100, publics=3, leaves=2)
-    seeder = mesh.nodes[SEEDER]
-    assert isinstance(seeder, Seeder)
-    peers = [node for node in mesh.nodes if node != SEEDER]
-    assert [seeder.held_by(peer) for peer in (*peers, NodeId("a stranger"))] == [0] * 6
-    mesh.begin(20)
-    off = [seeder.held_by(peer) - (100 - getattr(mesh.nodes[peer], "_missing", 0)) for peer in peers]
-    assert min(seeder.held_by(peer) for peer in peers) > 0
-    assert max(map(abs, off)) <= 35, "what a forwarder holds and has not passed on is not counted"
-    mesh.run(limit_s=5)
-    assert [seeder.held_by(peer) for peer in peers] == [100] * 5
