@@ -394,16 +394,6 @@ async def test_the_learner_counts_who_took_a_version_from_its_base_model(world: 
     await until(lambda: learner.holders() == {"0.0": 1, "0.1": 1})
 
 
-async def test_a_learner_that_was_restarted_is_told_of_them_again(world: World, tmp_path: Path) -> None:
-    learner = await world.learner()
-    await world.receiver(1, base=BaseModel(save(tmp_path / "base", layout_of(SIZE), expected(tmp_path, 0))))
-    await learner.publish(0)
-    await until(lambda: learner.holders() == {"0.0": 1})
-    await learner.stop()
-    again = await world.learner(again=True)
-    await until(lambda: again.holders() == {"0.0": 1})
-
-
 async def test_the_learner_counts_who_caught_up_by_deltas(world: World) -> None:
     """They lead through the versions between."""
     learner = await world.learner()
@@ -416,16 +406,6 @@ async def test_the_learner_counts_who_caught_up_by_deltas(world: World) -> None:
     again = await world.receiver(1)
     await until(lambda: learner.holders() == {"0.0": 1, "0.1": 1, "0.2": 1})
     assert again.receiver.status()["chunks_held"] == {}
-
-
-async def test_the_learner_counts_who_caught_up_by_regions(world: World) -> None:
-    learner = await world.learner()
-    for number in range(3):
-        await learner.publish(number)
-    late = await world.receiver(1)
-    await until(lambda: learner.holders() == {"0.0": 0, "0.1": 0, "0.2": 1})
-    assert late.holds(2)
-    assert late.receiver.status()["chunks_held"] == {}
 
 
 # -- models --------------------------------------------------------------------------------------------------

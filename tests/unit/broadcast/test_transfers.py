@@ -355,14 +355,6 @@ async def test_a_version_that_is_dropped_in_the_middle_of_a_chunk_is_touched_no_
     there.close()
 
 
-async def test_chunks_of_a_version_that_is_not_open_are_dropped_without_blame(relay: Party) -> None:
-    early = stranger_at(relay, 0)
-    early.sends(5, chunk_of(5, version=1), version=1)
-    early.sends(5, chunk_of(5))
-    await until(lambda: held_by(relay) == {5: chunk_of(5)})
-    assert relay.transfers.rejected == {}
-
-
 async def test_all_who_opened_a_version_first_take_part(relay: Party) -> None:
     crowd = [stranger_at(relay, 100 + number, joins=False) for number in range(100)]
     for peer in crowd:
@@ -405,16 +397,6 @@ async def test_a_frame_of_no_known_type_or_size_ends_the_link(relay: Party, fram
     peer.give(Outgoing(frame.pack(), b""))
     await until(lambda: peer.ends)
     assert relay.transfers.links.keys() == set()
-
-
-async def test_wants_for_chunks_that_are_not_here_are_harmless(relay: Party) -> None:
-    seeder, peer = stranger_at(relay, 0), stranger_at(relay, 7)
-    seeder.sends(1, chunk_of(1))
-    await until(peer.chunks)
-    peer.says(Want(indices=(5, COUNT + 3, 4_000_000)))
-    peer.says(Want(indices=(1,)))
-    await until(lambda: len(peer.chunks()) == 2)
-    assert peer.chunks() == 2 * [(1, chunk_of(1))]
 
 
 def test_a_link_s_rate_is_a_mean_over_some_versions() -> None:

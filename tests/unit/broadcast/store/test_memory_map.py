@@ -80,13 +80,6 @@ def publisher(machine: Machine) -> Publisher:
     return machine.publisher
 
 
-def test_versions_arrive_bit_for_bit_sparse_dense_and_in_full(publisher: Publisher, machine: Machine) -> None:
-    for number in range(6):
-        publisher.changed_words = 400_000 if number == 3 else 2000
-        machine.take(publisher.publish(number, full=number == 4))
-        assert machine.holds(number)
-
-
 def test_what_was_decoded_ahead_is_what_is_applied(
     publisher: Publisher, machine: Machine, pool: ThreadPoolExecutor
 ) -> None:
