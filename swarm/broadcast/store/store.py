@@ -221,7 +221,7 @@ class VersionStore:
         self._asked_at: dict[VersionId, float] = {}
         self._changing = threading.RLock()
         self.keep_from: VersionId | None = None
-        """The oldest version that a map in memory is made of after a power cut (copy.py). None until that is known."""
+        """The oldest version that a map in memory is made again of (replay.py). None until that is known."""
         self._load()
 
     def set_layout(self, layout_bytes: bytes, layout: Layout) -> None:

@@ -2,7 +2,7 @@
 
 Each version changes every region a little. Written to a file, that is the whole model for each version: at one version
 a minute an SSD is worn out in weeks. So the map lies in /dev/shm if there is room, where the engine's process maps it
-too, and the disk has the encodings as they were received (store.py) and a copy of the map from now and then (copy.py).
+too, and the disk has the encodings as they were received (store.py) and a copy of the map from now and then.
 Otherwise the map lies on the disk, and there is no copy.
 
     weights.bin      on the disk: the copy, or the map itself
@@ -11,7 +11,7 @@ Otherwise the map lies on the disk, and there is no copy.
 
 The map knows what each region holds by its BLAKE3: hashed at the start, then taken from what it wrote. So a killed
 process leaves regions of the target (done), of the base (to do), and a few that were being written. These are made
-again from the copy and from the encodings that are here (`restore`), and so are all regions after a power cut, when the
+again from the copy and from the encodings that are here (replay.py), and so are all regions after a power cut, when the
 memory is lost. What cannot be made again is fetched. When the encodings are as many bytes as the map, the copy is
 brought up to date: on average twice the received bytes are written.
 
@@ -37,10 +37,10 @@ from pathlib import Path
 import numpy as np
 
 from swarm.broadcast.store.changes import NOTHING, Places, Trail, write_changes
-from swarm.broadcast.store.copy import MAX_LOG, Log
 from swarm.broadcast.store.disk import free_bytes, replace_file
 from swarm.broadcast.store.place import claim
 from swarm.broadcast.store.region_file import UNKNOWN, RegionFile
+from swarm.broadcast.store.replay import MAX_LOG, Log
 from swarm.broadcast.store.store import Held, HeldVersion, SignedVersion, VersionStore
 from swarm.broadcast.version.codec import Buffer, Words, decode_changes, decode_region, encode_region
 from swarm.broadcast.version.manifest import (

@@ -1,12 +1,7 @@
-"""What lies on the disk of a weight map that is kept in memory: a copy of its regions, brought up to date now and then.
+"""Making the regions of a weight map in memory again: after a power cut, or where a killed process left them torn.
 
-Each version that comes changes every region a little. Written to a file, that is the whole model for each version: at
-one version a minute an SSD is worn out in weeks. So the map lives in memory, and on the disk lie the encodings as they
-were received (store.py) and this copy. After a power cut each region is made again from its place in the copy, whatever
-version that is of, and the encodings since (`replay`). Once the encodings are as many bytes as the map, the copy is
-written again and older encodings go: averaged over that time, twice the received bytes are written.
-
-Regions are known by their digests. One that was being written when the power failed is of no version, and is fetched.
+A region is made from what the map or its copy on the disk has of it (weight_map.py), whatever version that is of, and
+from the encodings since. It is known by its digest. One that was being written is of no version, and is fetched.
 """
 
 from __future__ import annotations
