@@ -59,7 +59,6 @@ class Spreading:
     """How one version spreads. `complete_s` are seconds since its announcement, by receiver. `sent_bytes` is set once
     the transfer is over."""
 
-    raw_bytes: int
     encoded_bytes: int
     codecs: dict[str, int]
     announced_at: float
@@ -246,12 +245,10 @@ class BroadcastService:
         ]
 
     def _begin(self, held: HeldVersion, *, resumed: bool = False) -> None:
-        assert self._layout is not None
         version = held.head.version
         self._retire(held)
         begun = self._transfers.active.get(version)
         self._spreading[version] = Spreading(
-            raw_bytes=self._layout.total_bytes,
             encoded_bytes=held.table.encoded_bytes,
             codecs=dict(Counter(entry.codec for entry in held.table.regions)),
             announced_at=time.monotonic(),
@@ -452,11 +449,12 @@ class BroadcastService:
             raise ProtocolError("more of a probe than was asked for")
 
     def _spread(self, version: VersionId) -> dict[str, Any]:
+        assert self._layout is not None
         spreading = self._spreading[version]
         transfer = self._transfers.active.get(version)
         seeders = [part.courier for part in transfer.parts if isinstance(part.courier, Seeder)] if transfer else []
         return {
-            "raw_bytes": spreading.raw_bytes,
+            "raw_bytes": self._layout.total_bytes,
             "encoded_bytes": spreading.encoded_bytes,
             "sent_bytes": transfer.sent_bytes if transfer is not None else spreading.sent_bytes,
             "codecs": spreading.codecs,

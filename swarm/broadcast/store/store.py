@@ -176,6 +176,13 @@ class SignedVersion:
     table: ChunkTable
     table_bytes: bytes
 
+    @classmethod
+    def read(cls, sealed_head: bytes, table_bytes: bytes, learner_key: bytes, layout: Layout) -> SignedVersion:
+        """Return what these bytes describe. Raise ProtocolError unless the owner of `learner_key` signed it."""
+        head = open_head(sealed_head, learner_key)
+        table = open_table(table_bytes, head, layout)
+        return SignedVersion(head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes)
+
     @property
     def version(self) -> VersionId:
         return self.head.version
@@ -347,14 +354,13 @@ class VersionStore:
         self._asked_at.clear()
 
     def _load_version(self, path: Path) -> None:
-        sealed_head = _read_capped(path, HEAD_BYTES)
-        head = open_head(sealed_head, self.learner_key)
-        if self.layout is None or head.layout_digest != self.layout_digest or path.stem != str(head.version):
+        if self.layout is None:
+            raise ProtocolError("without its layout a version is of no use")
+        sealed_head, table_bytes = _read_capped(path, HEAD_BYTES), _read_capped(path.with_suffix(".table"), TABLE_BYTES)
+        version = SignedVersion.read(sealed_head, table_bytes, self.learner_key, self.layout)
+        if version.head.layout_digest != self.layout_digest or path.stem != str(version.version):
             raise ProtocolError("this version is of another model")
-        table_bytes = _read_capped(path.with_suffix(".table"), TABLE_BYTES)
-        table = open_table(table_bytes, head, self.layout)
-        version = SignedVersion(head=head, sealed_head=sealed_head, table=table, table_bytes=table_bytes)
-        self._held[head.version] = self._hold(version, self._chunks(version))
+        self._held[version.version] = self._hold(version, self._chunks(version))
 
     def _know_layout(self, layout_bytes: bytes, layout: Layout) -> None:
         self.layout, self.layout_bytes, self.layout_digest = layout, layout_bytes, digest(layout_bytes)

@@ -50,12 +50,9 @@ from swarm.broadcast.version.manifest import (
     ChunkTable,
     Codec,
     FullRegion,
-    Head,
     Layout,
     encoded_spans,
     is_whole_model,
-    open_head,
-    open_table,
     region_dtypes,
     regions_of,
 )
@@ -459,14 +456,12 @@ class WeightMap:
         """Return a record that its learner signed. Remove anything else."""
         try:
             record = decode(path.read_bytes(), MapRecord, cap_bytes=RECORD_BYTES)
-            head: Head = open_head(record.sealed_head, self._learner_key)
-            table = open_table(record.table_bytes, head, self.layout)
+            return SignedVersion.read(record.sealed_head, record.table_bytes, self._learner_key, self.layout)
         except FileNotFoundError:
             return None
         except ProtocolError:
             path.unlink()
             return None
-        return SignedVersion(head=head, sealed_head=record.sealed_head, table=table, table_bytes=record.table_bytes)
 
     def _settle(self) -> None:
         """Find which version the map holds as a whole, and record it if it has just become whole."""
