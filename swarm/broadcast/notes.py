@@ -188,15 +188,3 @@ class Routing(Message, frozen=True):
     def children_of(self, index: int) -> Nodes:
         """Return to whom part `index` of the table goes on."""
         return self.children[index % len(self.children)] if self.children else ()
-
-
-def whom_to_dial(me: NodeId, roster: Roster) -> dict[NodeId, tuple[Address, ...]]:
-    """Return the members that `me` dials: of two publics the smaller id dials, and a leaf dials all publics."""
-    own = next((member for member in roster.members if member.node == me), None)
-    if own is None:
-        return {}
-    return {
-        member.node: member.addresses
-        for member in roster.members
-        if not member.is_leaf and member.node != me and (own.is_leaf or me < member.node)
-    }

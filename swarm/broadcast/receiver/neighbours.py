@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from swarm.broadcast.notes import Roster, whom_to_dial
+from swarm.broadcast.notes import Roster
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import HttpPeer, Progress
 from swarm.net.hosts import Tries, caller_of
@@ -67,26 +67,27 @@ class Neighbours:
 
     def __init__(self, station: Station, open_link: Callable[[NodeId, Stream], LinkEnd]) -> None:
         self._station = station
-        self._roster = Roster(members=())
+        self._members: dict[NodeId, tuple[Address, ...]] = {}  # Of the newest roster; a leaf has no addresses
         self._listed = asyncio.Event()
         self._parting: asyncio.TimerHandle | None = None
         self._tries = Tries(MIN_BACK_OFF_S, MAX_WAIT_S, lan=station.lan())
-        self.links = Links(station, open_link=open_link, admits=self._admits)
+        self.links = Links(station, open_link=open_link, admits=lambda node: node in self._members)
 
     def dial(self) -> None:
-        """Keep a link to the learner and to those members that this node has to dial."""
-        learner, _ = self._station.learner()
+        """Keep a link to the learner and to those members that this node has to dial: of two publics the smaller id
+        dials, and a leaf dials all publics."""
+        me, (learner, _) = self._station.me, self._station.learner()
         wanted: dict[NodeId, Callable[[], list[Address]]] = {learner: lambda: self._station.learner()[1]}
-        for node, addresses in whom_to_dial(self._station.me, self._roster).items():
-            if ways := self._ways(addresses):
+        for node, addresses in self._members.items() if me in self._members else ():
+            if node != me and (self.is_leaf(me) or me < node) and (ways := self._ways(addresses)):
                 wanted[node] = lambda ways=ways: ways  # type: ignore[misc]
         self.links.dial(wanted)
 
     def take_roster(self, roster: Roster) -> None:
         """Take the learner's newest word on who takes part."""
-        self._roster = roster
+        self._members = {member.node: member.addresses for member in roster.members}
         self.dial()
-        if self._admits(self._station.me):
+        if self._station.me in self._members:
             self._listed.set()
         else:
             self._listed.clear()
@@ -100,11 +101,11 @@ class Neighbours:
 
     def none_is_public(self) -> bool:
         """True if the learner has said who takes part, and this node may call none of them."""
-        members = self._roster.members
-        return bool(members) and not any(self._ways(m.addresses) for m in members if m.node != self._station.me)
+        others = [addresses for node, addresses in self._members.items() if node != self._station.me]
+        return bool(self._members) and not any(map(self._ways, others))
 
     def is_leaf(self, node: NodeId) -> bool:
-        return next((member.is_leaf for member in self._roster.members if member.node == node), False)
+        return node in self._members and not self._members[node]
 
     async def is_leaf_itself(self) -> bool:
         """Return True if the learner lists this node as a leaf, or does not list it in time: a leaf promises least."""
@@ -120,7 +121,7 @@ class Neighbours:
     def publics(self) -> list[HttpPeer]:
         """Return the linked publics of the roster in random order, or if there are none, those that gossip has proven.
         Where the others are, the learner merely claims."""
-        named = ((m.node, address) for m in self._roster.members for address in self._ways(m.addresses))
+        named = ((node, address) for node, ways in self._members.items() for address in self._ways(ways))
         found = list(dict(one for one in named if self._is_at(*one)).items()) or self._station.publics()
         self._station.random.shuffle(found)
         return [self._station.peer_at(node, address) for node, address in found]
@@ -160,10 +161,7 @@ class Neighbours:
         """Return which of a member's addresses this node may call and could: a roster may name any."""
         return [one for one in addresses if len(one.fingerprint) in (0, 32) and self._station.dialable(one)]
 
-    def _admits(self, node: NodeId) -> bool:
-        return any(member.node == node for member in self._roster.members)
-
     def _part(self) -> None:
         self._parting = None
         learner, _ = self._station.learner()
-        self.links.end_others({learner, *(member.node for member in self._roster.members)})
+        self.links.end_others({learner, *self._members})
