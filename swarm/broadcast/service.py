@@ -19,25 +19,14 @@ from swarm.broadcast.coding import coding_pool, spare_threads
 from swarm.broadcast.encoding import Encoders
 from swarm.broadcast.forest.courier import TreeCourier
 from swarm.broadcast.forest.planner import MESH_PEERS, PeerProfile, Planning, PlanOf, VersionPlan, plan_of
+from swarm.broadcast.frames import FrameType
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import ADDRESSES, Courier, Member, NoteKind, Roster
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.serving import VersionServer
 from swarm.broadcast.store.disk import DiskFull
 from swarm.broadcast.store.store import BegunVersion, HeldVersion
-from swarm.broadcast.transfers import (
-    FILLER,
-    HEAD,
-    MAX_ACTIVE,
-    PROBE,
-    ROSTER,
-    ROUTES,
-    SEGMENT,
-    TABLE,
-    Link,
-    Transfer,
-    Transfers,
-)
+from swarm.broadcast.transfers import MAX_ACTIVE, Link, Transfer, Transfers
 from swarm.broadcast.uplinks import Uplinks
 from swarm.broadcast.version.codec import FULL_RATIO
 from swarm.broadcast.version.manifest import SEGMENT_TABLE_BYTES, Layout, needs_base, trained_spans
@@ -273,7 +262,7 @@ class BroadcastService:
             self._route(so_far.version)
         for node, kind in told.items():
             number = len(so_far.table.cuts) - 1
-            self._transfers.links[node].send(SEGMENT, so_far.version, sealed, kind=kind, index=number)
+            self._transfers.links[node].send(FrameType.SEGMENT, so_far.version, sealed, kind=kind, index=number)
         self._transfers.open(so_far, partial(self._courier, so_far.version))
 
     def _whom_to_tell_early(self, version: VersionId, nbytes: int) -> dict[NodeId, NoteKind] | None:
@@ -323,7 +312,7 @@ class BroadcastService:
             return
         version = held.head.version
         for link in links.values():
-            link.send(HEAD, version, held.sealed_head)
+            link.send(FrameType.HEAD, version, held.sealed_head)
         spans, plan = parts_of(len(held.table_bytes)), self._planning.plan
         routes = plan.routes_of(self._station.me) if plan is not None and plan.trees else None
         for index, (span, forwarder) in enumerate(zip(spans, forwarders_of(len(spans), publics), strict=True)):
@@ -331,13 +320,13 @@ class BroadcastService:
             if routes is not None:
                 self._transfers.send_part(version, index, part, routes)
             else:
-                links[forwarder].send(TABLE, version, part, kind=NoteKind.FRESH, index=index)
+                links[forwarder].send(FrameType.TABLE, version, part, kind=NoteKind.FRESH, index=index)
 
     @staticmethod
     def _announce_directly(link: Link, held: HeldVersion) -> None:
-        link.send(HEAD, held.head.version, held.sealed_head)
+        link.send(FrameType.HEAD, held.head.version, held.sealed_head)
         for index, span in enumerate(parts_of(len(held.table_bytes))):
-            link.send(TABLE, held.head.version, part_of(held.table_bytes, span), index=index)
+            link.send(FrameType.TABLE, held.head.version, part_of(held.table_bytes, span), index=index)
 
     def _retire(self, newer: HeldVersion) -> None:
         """Stop dealing versions that everybody has, or that nobody needs any more."""
@@ -393,7 +382,7 @@ class BroadcastService:
         profiles, now = self._profiles(), time.monotonic()
         idle = all(map(self._is_delivered, self._transfers.active))
         for node in self._uplinks.due(self._transfers.links, idle=idle, now=now):
-            self._transfers.links[node].send(PROBE, NO_VERSION, b"")
+            self._transfers.links[node].send(FrameType.PROBE, NO_VERSION, b"")
         known = self._uplinks.asked_all(profiles)
         if idle and known and profiles != self._planned and now >= self._plan_at and self._has_trees():
             # The links of trees take a while to open, so they are there before a version needs them.
@@ -418,7 +407,7 @@ class BroadcastService:
         rosters = self._planning.rosters(members)
         for node, link in self._transfers.links.items():
             if rosters[node] != self._rosters.get(node):
-                link.send(ROSTER, NO_VERSION, encode(rosters[node]))
+                link.send(FrameType.ROSTER, NO_VERSION, encode(rosters[node]))
         self._rosters = rosters
 
     def _send_routes(self, versions: Iterable[VersionId]) -> None:
@@ -432,7 +421,7 @@ class BroadcastService:
             if place != self._routes.get(node):
                 self._routes[node] = place
                 for version in versions:
-                    link.send(ROUTES, version, encode(routes))
+                    link.send(FrameType.ROUTES, version, encode(routes))
         for courier in self._transfers.couriers():
             if isinstance(courier, TreeCourier):
                 courier.set_routes(plan.routes_of(self._station.me), now=time.monotonic())
@@ -443,7 +432,7 @@ class BroadcastService:
             spreading.complete_s.setdefault(node, time.monotonic() - spreading.announced_at)
 
     def _on_frame(self, node: NodeId, frame: Frame, payload: bytes) -> None:
-        if frame.type != FILLER:
+        if frame.type != FrameType.FILLER:
             raise ProtocolError("receivers announce nothing")
         if not self._uplinks.came(node, frame.size, now=time.monotonic()):
             raise ProtocolError("more of a probe than was asked for")

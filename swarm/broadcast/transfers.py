@@ -17,38 +17,19 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from swarm.broadcast.announcing import PART_BYTES
 from swarm.broadcast.forest.planner import MAX_CHUNKS
-from swarm.broadcast.notes import MAX_BITMAP_BYTES, Complete, Courier, Have, Note, NoteKind, Routing, Send
+from swarm.broadcast.frames import CAPS, FrameType
+from swarm.broadcast.notes import Complete, Courier, Have, Note, NoteKind, Routing, Send
 from swarm.broadcast.store.store import Held
 from swarm.broadcast.uplinks import FILLER_BYTES, PROBE_BYTES, PROBE_S
-from swarm.broadcast.version.manifest import HEAD_BYTES, MAX_CHUNK_BYTES, MAX_SEGMENTS, SEGMENT_TABLE_BYTES
+from swarm.broadcast.version.manifest import MAX_SEGMENTS
 from swarm.errors import ProtocolError
 from swarm.net.links import NO_VERSION
 from swarm.net.stream import Frame, Outgoing, Stream
 from swarm.types import NodeId, VersionId
 from swarm.wire import encode
 
-NOTE, CHUNK, HEAD, TABLE, ROSTER, ROUTES, SEGMENT, PROBE, FILLER = range(3, 12)
-"""Types of frames. Types 1 and 2 are in net/links.py."""
-
-ROSTER_BYTES = 512 * 1024  # 256 members of 2 KiB: four addresses with names of the full length
-ROUTES_BYTES = 512 * 1024  # 255 children in each of 16 stripes, at 66 bytes, are 270 KB
-
-CAPS = {
-    NOTE: MAX_BITMAP_BYTES + 1024,
-    CHUNK: MAX_CHUNK_BYTES,
-    HEAD: HEAD_BYTES,
-    TABLE: PART_BYTES,
-    ROSTER: ROSTER_BYTES,
-    ROUTES: ROUTES_BYTES,
-    SEGMENT: SEGMENT_TABLE_BYTES,
-    PROBE: 0,
-    FILLER: FILLER_BYTES,
-}
-"""Largest payload of each type. It is checked before a buffer is made."""
-
-FILLER_FRAME = Frame(FILLER, FILLER_BYTES, NO_VERSION).pack()
+FILLER_FRAME = Frame(FrameType.FILLER, FILLER_BYTES, NO_VERSION).pack()
 FILLER_PAYLOAD = bytes(FILLER_BYTES)
 
 MAX_ACTIVE = 4  # Versions under way at once. A node that is further behind catches up (receiver/catchup.py).
@@ -296,7 +277,7 @@ class Transfers:
         """Send part `index` of a table to this node's children in its tree."""
         for child in routes.children_of(index):
             if (link := self.links.get(child)) is not None:
-                link.send(TABLE, version, part, kind=NoteKind.FRESH, index=index)
+                link.send(FrameType.TABLE, version, part, kind=NoteKind.FRESH, index=index)
 
     def reject(self, link: Link, reason: str) -> None:
         """Count a fault of a peer: what it sent goes no further."""
@@ -322,7 +303,7 @@ class Link:
         self._filler_bytes, self._fill_until = 0, 0.0
 
     def say(self, version: VersionId, note: Note, segment: int = 0) -> None:
-        self.send(NOTE, version, encode(note), segment=segment)
+        self.send(FrameType.NOTE, version, encode(note), segment=segment)
 
     def send(
         self,
@@ -397,21 +378,21 @@ class Link:
         if found is None:
             return None
         payload = encode(found)
-        return Outgoing(Frame(NOTE, len(payload), transfer.held.version, segment=segment).pack(), payload)
+        return Outgoing(Frame(FrameType.NOTE, len(payload), transfer.held.version, segment=segment).pack(), payload)
 
     def place(self, frame: Frame) -> memoryview:
         if frame.size > CAPS.get(frame.type, 0):
             raise ProtocolError(f"a frame of type {frame.type} has no {frame.size} bytes")
-        if frame.type != CHUNK:
+        if frame.type != FrameType.CHUNK:
             return memoryview(bytearray(frame.size))
         if len(self._scratch) < frame.size:
             self._scratch = memoryview(bytearray(frame.size))
         return self._scratch[: frame.size]
 
     def received(self, frame: Frame, payload: memoryview) -> None:
-        if frame.type == NOTE:
+        if frame.type == FrameType.NOTE:
             self._transfers.hear(self, frame.version, frame.segment, read_note(payload))
-        elif frame.type == CHUNK:
+        elif frame.type == FrameType.CHUNK:
             self._transfers.take_chunk(self, frame, payload, self._named(frame.via))
         elif frame.type in CAPS:
             self._transfers.on_frame(self.node, frame, bytes(payload))
@@ -427,7 +408,7 @@ class Link:
         payload = transfer.held.chunks.chunk(part.chunks[send.index])
         via = bytes.fromhex(send.via)[:8] if send.via is not None else b"\0" * 8
         version = transfer.held.version
-        header = Frame(CHUNK, len(payload), version, int(send.kind), send.index, via, segment).pack()
+        header = Frame(FrameType.CHUNK, len(payload), version, int(send.kind), send.index, via, segment).pack()
 
         def sent() -> None:
             transfer.sent_bytes += len(header) + len(payload)

@@ -16,6 +16,7 @@ from swarm.aio import unless_stopped
 from swarm.broadcast.announcing import Announced, Announcements
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.courier import TreeCourier
+from swarm.broadcast.frames import CAPS, FrameType
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.notes import Courier, NoteKind, Roster, Routing
 from swarm.broadcast.receiver.ahead import DecodingAhead
@@ -23,18 +24,7 @@ from swarm.broadcast.receiver.neighbours import Neighbours
 from swarm.broadcast.receiver.upkeep import RETRY_S, Upkeep
 from swarm.broadcast.store.base_model import BaseModel, begin_from_base
 from swarm.broadcast.store.store import BegunVersion, ChunkFile, HeldVersion, SignedVersion, VersionStore
-from swarm.broadcast.transfers import (
-    HEAD,
-    MAX_ACTIVE,
-    PROBE,
-    ROSTER,
-    ROSTER_BYTES,
-    ROUTES,
-    ROUTES_BYTES,
-    SEGMENT,
-    TABLE,
-    Transfers,
-)
+from swarm.broadcast.transfers import MAX_ACTIVE, Transfers
 from swarm.broadcast.version.manifest import (
     LAYOUT_BYTES,
     ChunkTable,
@@ -115,23 +105,23 @@ class Opening:
 
     def on_frame(self, node: NodeId, frame: Frame, payload: bytes) -> None:
         """Take an announcement. Only the learner sends heads and rosters; tables come from others too."""
-        if frame.type == TABLE and (routes := self._routes.get(frame.version)) is not None:
+        if frame.type == FrameType.TABLE and (routes := self._routes.get(frame.version)) is not None:
             self._take_tree_part(node, frame, payload, routes)
-        elif frame.type in (TABLE, SEGMENT):
+        elif frame.type in (FrameType.TABLE, FrameType.SEGMENT):
             if frame.kind == NoteKind.FRESH and node == self._station.learner()[0]:
                 self._pass_on(node, frame, payload)
             if self._upkeep.is_news(frame.version):
-                take = self._announcements.take_part if frame.type == TABLE else self._take_segment
+                take = self._announcements.take_part if frame.type == FrameType.TABLE else self._take_segment
                 take(frame.version, frame.index, payload, node)
         elif node != self._station.learner()[0]:
             raise ProtocolError("only the learner announces")
-        elif frame.type == ROSTER:
-            self._neighbours.take_roster(decode(payload, Roster, cap_bytes=ROSTER_BYTES))
-        elif frame.type == PROBE:
+        elif frame.type == FrameType.ROSTER:
+            self._neighbours.take_roster(decode(payload, Roster, cap_bytes=CAPS[FrameType.ROSTER]))
+        elif frame.type == FrameType.PROBE:
             self._transfers.links[node].fill()
-        elif frame.type == ROUTES:
-            self._take_routes(frame.version, decode(payload, Routing, cap_bytes=ROUTES_BYTES))
-        elif frame.type == HEAD:
+        elif frame.type == FrameType.ROUTES:
+            self._take_routes(frame.version, decode(payload, Routing, cap_bytes=CAPS[FrameType.ROUTES]))
+        elif frame.type == FrameType.HEAD:
             head = open_head(payload, self._learner_key)
             if self._upkeep.is_news(head.version):
                 self._announcements.take_head(payload, head)

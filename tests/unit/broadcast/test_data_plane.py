@@ -20,6 +20,7 @@ import pytest
 from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, parts_of
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.planner import MESH_PEERS, PeerProfile, Planning, VersionPlan
+from swarm.broadcast.frames import CAPS, FrameType
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Member, NoteKind, Roster, Routing
 from swarm.broadcast.receiver import catchup, neighbours
@@ -29,16 +30,6 @@ from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.base_model import BaseModel
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
-from swarm.broadcast.transfers import (
-    CAPS,
-    FILLER,
-    HEAD,
-    ROSTER,
-    ROSTER_BYTES,
-    ROUTES,
-    ROUTES_BYTES,
-    TABLE,
-)
 from swarm.broadcast.version.manifest import TABLE_BYTES
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import HttpPeer, PeerClient, Progress
@@ -60,7 +51,7 @@ T = TypeVar("T")
 
 
 def test_a_part_of_the_largest_table_fits_into_its_frame() -> None:
-    assert max(span.nbytes for span in parts_of(TABLE_BYTES)) == PART_BYTES == CAPS[TABLE]
+    assert max(span.nbytes for span in parts_of(TABLE_BYTES)) == PART_BYTES == CAPS[FrameType.TABLE]
 
 
 def test_a_part_that_overtook_its_head_is_handed_out_once() -> None:
@@ -112,11 +103,11 @@ def test_no_roster_is_larger_than_receivers_take(scheme: str | None, planned: bo
         planning.begin(profiles, 1e6, 10**8, 10**6, now=0.0)
     rosters = planning.rosters(members)
     for node, roster in rosters.items():
-        assert decode(encode(roster), Roster, cap_bytes=ROSTER_BYTES) == roster
+        assert decode(encode(roster), Roster, cap_bytes=CAPS[FrameType.ROSTER]) == roster
         assert members[node] in roster.members
         assert all(members[node] in rosters[NodeId(other.node)].members for other in roster.members)
         if planned and planning.plan is not None:
-            decode(encode(planning.plan.routes_of(node)), Routing, cap_bytes=ROUTES_BYTES)
+            decode(encode(planning.plan.routes_of(node)), Routing, cap_bytes=CAPS[FrameType.ROUTES])
 
 
 def test_a_large_swarm_without_a_plan_needs_no_links() -> None:
@@ -130,7 +121,7 @@ def test_routes_of_a_node_with_as_many_children_as_can_be_fit_into_their_frame()
     learner = PeerProfile(node=NodeId("learner"), public=True, uplink_bytes_per_s=1e6)
     tree = {hub: learner.node, **dict.fromkeys(others, hub)}
     plan = VersionPlan(scheme="forest", chunk_bytes=1 << 16, learner=learner, peers=profiles, trees=(tree,) * 16)
-    routing = decode(encode(plan.routes_of(hub)), Routing, cap_bytes=ROUTES_BYTES)
+    routing = decode(encode(plan.routes_of(hub)), Routing, cap_bytes=CAPS[FrameType.ROUTES])
     assert {len(row) for row in routing.children} == {MAX_MEMBERS}
 
 
@@ -272,12 +263,12 @@ class Hearer:
 
     def announce(self, held: HeldVersion) -> None:
         version, table = held.head.version, held.table_bytes
-        self._say(Frame(HEAD, 0, version), held.sealed_head)
+        self._say(Frame(FrameType.HEAD, 0, version), held.sealed_head)
         for index, span in enumerate(parts_of(len(table))):
-            self._say(Frame(TABLE, 0, version, index=index), table[span.start : span.start + span.nbytes])
+            self._say(Frame(FrameType.TABLE, 0, version, index=index), table[span.start : span.start + span.nbytes])
 
     def list(self, *members: Member) -> None:
-        self._say(Frame(ROSTER, 0, NO_VERSION), encode(Roster(members=members)))
+        self._say(Frame(FrameType.ROSTER, 0, NO_VERSION), encode(Roster(members=members)))
 
     def _say(self, frame: Frame, payload: bytes) -> None:
         self.receiver.opening.on_frame(KEY.node_id, frame, payload)
@@ -321,8 +312,8 @@ async def test_the_links_of_trees_are_opened_before_a_version_needs_them(hearer:
 
     def link(node: NodeId) -> Any:
         def send(type_: int, version: VersionId, payload: bytes) -> None:
-            if type_ == ROSTER:
-                said[node].append(decode(payload, Roster, cap_bytes=ROSTER_BYTES))
+            if type_ == FrameType.ROSTER:
+                said[node].append(decode(payload, Roster, cap_bytes=CAPS[FrameType.ROSTER]))
 
         return SimpleNamespace(send=send)
 
@@ -353,7 +344,7 @@ async def test_a_probe_shows_what_a_receiver_can_send_and_no_more_is_taken(heare
     link = hearer.receiver._transfers.links[KEY.node_id]
     link.fill()
     assert link.pull() is None, "whoever asks again at once gets nothing"
-    link.send(FILLER, NO_VERSION, b"one byte more")
+    link.send(FrameType.FILLER, NO_VERSION, b"one byte more")
     await until(lambda: not service._transfers.links)
     service.close()
 
@@ -545,7 +536,7 @@ async def test_nobody_leads_a_node_back_to_an_older_version(tmp_path: Path) -> N
             await until(lambda: hearer.receiver.upkeep.target is not None)
         assert hearer.receiver.upkeep.version == v(1)
         with pytest.raises(ProtocolError, match="only the learner announces"):
-            hearer.receiver.opening.on_frame(ALICE, Frame(HEAD, 0, v(2)), held.sealed_head)
+            hearer.receiver.opening.on_frame(ALICE, Frame(FrameType.HEAD, 0, v(2)), held.sealed_head)
     assert hearer.said == []
 
 
@@ -568,7 +559,7 @@ async def test_a_table_that_a_slow_peer_keeps_to_itself_holds_up_no_newer_versio
         hearer.list(LISTED)
         hearer.announce(first)
         await until(lambda: hearer.receiver.upkeep.target is not None)
-        hearer._say(Frame(HEAD, 0, second.head.version), second.sealed_head)
+        hearer._say(Frame(FrameType.HEAD, 0, second.head.version), second.sealed_head)
         await asked.wait()
         assert not given_up.is_set()
         hearer.announce(third)
@@ -598,12 +589,12 @@ async def test_in_trees_a_part_of_a_table_goes_on_once_from_its_parent_to_its_ch
     mine, other = Hears(), Hears()
     hearer.receiver._transfers.links |= {BOB: mine, NodeId("other"): other}  # type: ignore[dict-item]
     routes = Routing(parents=(ALICE, BOB), children=((BOB,), (NodeId("other"),)), chunks_per_s=0.0)
-    hearer._say(Frame(ROUTES, 0, version), encode(routes))
-    hearer._say(Frame(HEAD, 0, version), first.sealed_head)
+    hearer._say(Frame(FrameType.ROUTES, 0, version), encode(routes))
+    hearer._say(Frame(FrameType.HEAD, 0, version), first.sealed_head)
     part = first.table_bytes[span.start : span.start + span.nbytes]
     for _ in range(3):
-        hearer.receiver.opening.on_frame(sender, Frame(TABLE, len(part), version, int(kind), 0), part)
-    assert mine.sent == ([(TABLE, NoteKind.FRESH, 0)] if goes_on else [])
+        hearer.receiver.opening.on_frame(sender, Frame(FrameType.TABLE, len(part), version, int(kind), 0), part)
+    assert mine.sent == ([(FrameType.TABLE, NoteKind.FRESH, 0)] if goes_on else [])
     assert other.sent == []
     hearer.receiver._transfers.links.clear()
 

@@ -16,8 +16,8 @@ import pytest
 from swarm.broadcast import encoding, publishing
 from swarm.broadcast.coding import in_order
 from swarm.broadcast.encoding import Encode, Encoded
+from swarm.broadcast.frames import FrameType
 from swarm.broadcast.store.store import BegunVersion, ChunkFile, HeldVersion
-from swarm.broadcast.transfers import SEGMENT
 from swarm.broadcast.version import manifest
 from swarm.broadcast.version.manifest import (
     ChunkTable,
@@ -266,7 +266,7 @@ async def test_a_segment_that_makes_no_sense_does_not_end_a_receiver(world: Worl
     wrong = Segment(swarm=SWARM_OF_KEY, version=v(1), base=v(0), layout_digest=layout, number=0, first=0, table=table)
     sealed = sign_segment(wrong, KEY)
     for link in learner.service._transfers.links.values():
-        link.send(SEGMENT, v(1), sealed)
+        link.send(FrameType.SEGMENT, v(1), sealed)
     await until(lambda: all(host.said for host in hosts))
     assert ["0.1 was announced and cannot be taken" in host.said[0] for host in hosts] == [True, True]
     await learner.publish(1)

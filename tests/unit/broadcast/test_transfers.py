@@ -12,22 +12,12 @@ from typing import Any
 
 import pytest
 
+from swarm.broadcast.frames import FrameType
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import Complete, Courier, Have, Note, NoteKind, Want
 from swarm.broadcast.store.store import ChunkFile, HeldVersion
-from swarm.broadcast.transfers import (
-    CHUNK,
-    EARLY_BITMAP_BYTES,
-    HEAD,
-    MAX_EARLY,
-    MAX_FAULTS,
-    NOTE,
-    Link,
-    Transfer,
-    Transfers,
-    read_note,
-)
+from swarm.broadcast.transfers import EARLY_BITMAP_BYTES, MAX_EARLY, MAX_FAULTS, Link, Transfer, Transfers, read_note
 from swarm.broadcast.version.manifest import ChunkTable, Head, RegionEntry
 from swarm.errors import ProtocolError
 from swarm.net.pace import Pace
@@ -127,20 +117,20 @@ class Stranger(Place):
 
     def says(self, note: Note, *, version: int = 0) -> None:
         body = encode(note)
-        self.give(Outgoing(Frame(NOTE, len(body), v(version)).pack(), body))
+        self.give(Outgoing(Frame(FrameType.NOTE, len(body), v(version)).pack(), body))
 
     def sends(self, index: int, payload: bytes, *, version: int = 0, kind: int = NoteKind.FRESH) -> None:
         self.give(chunk_frame(index, payload, version=version, kind=kind))
 
     def chunks(self) -> list[tuple[int, bytes]]:
-        return [(frame.index, payload) for frame, payload in self.came if frame.type == CHUNK]
+        return [(frame.index, payload) for frame, payload in self.came if frame.type == FrameType.CHUNK]
 
     def notes(self) -> list[Note]:
-        return [read_note(memoryview(payload)) for frame, payload in self.came if frame.type == NOTE]
+        return [read_note(memoryview(payload)) for frame, payload in self.came if frame.type == FrameType.NOTE]
 
 
 def chunk_frame(index: int, payload: bytes, *, version: int = 0, kind: int = NoteKind.FRESH) -> Outgoing:
-    return Outgoing(Frame(CHUNK, len(payload), v(version), kind, index).pack(), payload, lambda: None)
+    return Outgoing(Frame(FrameType.CHUNK, len(payload), v(version), kind, index).pack(), payload, lambda: None)
 
 
 def stream_over(sock: object) -> Stream:
@@ -286,7 +276,7 @@ async def test_of_two_links_with_one_chunk_the_slower_one_writes_nothing_more(re
     relay.linked(name(7), stream_over(slow_here))
     body = encode(Have(bitmap=b""))
     frame = chunk_frame(5, chunk_of(5), kind=NoteKind.COPY)
-    slow.send(Frame(NOTE, len(body), v(0)).pack() + body + frame.header + chunk_of(5)[:6000])
+    slow.send(Frame(FrameType.NOTE, len(body), v(0)).pack() + body + frame.header + chunk_of(5)[:6000])
     transfer = relay.transfers.active[v(0)]
     await until(lambda: begun(relay, name(7)))
     fast = stranger_at(relay, 0)
@@ -347,7 +337,7 @@ async def test_a_version_that_is_dropped_in_the_middle_of_a_chunk_is_touched_no_
     relay.transfers.close(v(0))
     before = relay.path.with_suffix(".0").read_bytes()
     body = encode(Have(bitmap=b"\1"))
-    there.send(chunk_of(5)[6000:] + Frame(NOTE, len(body), v(1)).pack() + body)
+    there.send(chunk_of(5)[6000:] + Frame(FrameType.NOTE, len(body), v(1)).pack() + body)
     await until(lambda: relay.transfers.links[SEEDER]._early)
     assert relay.path.with_suffix(".0").read_bytes() == before
     assert relay.transfers.rejected == {}
@@ -384,17 +374,17 @@ async def test_what_is_remembered_of_versions_to_come_is_bounded(relay: Party) -
 @pytest.mark.parametrize("note", [b"", b"\xc1", b"\xff" * 100, encode((99,)), b"\x92" * 5000])
 async def test_a_note_that_is_none_ends_the_link_and_no_other(relay: Party, note: bytes) -> None:
     other, peer = stranger_at(relay, 0), stranger_at(relay, 7)
-    peer.give(Outgoing(Frame(NOTE, len(note), v(0)).pack(), note))
+    peer.give(Outgoing(Frame(FrameType.NOTE, len(note), v(0)).pack(), note))
     await until(lambda: peer.ends)
     assert relay.transfers.links.keys() == {SEEDER}
     other.sends(1, chunk_of(1))
     await until(lambda: held_by(relay) == {1: chunk_of(1)})
 
 
-@pytest.mark.parametrize("frame", [Frame(1, 0, v(0)), Frame(99, 0, v(0)), Frame(99, 1, v(0)), Frame(HEAD, 1025, v(0))])
-async def test_a_frame_of_no_known_type_or_size_ends_the_link(relay: Party, frame: Frame) -> None:
+@pytest.mark.parametrize(("type_", "size"), [(1, 0), (99, 0), (99, 1), (FrameType.HEAD, 1025)])
+async def test_a_frame_of_no_known_type_or_size_ends_the_link(relay: Party, type_: int, size: int) -> None:
     peer = stranger_at(relay, 7)
-    peer.give(Outgoing(frame.pack(), b""))
+    peer.give(Outgoing(Frame(type_, size, v(0)).pack(), b""))
     await until(lambda: peer.ends)
     assert relay.transfers.links.keys() == set()
 
