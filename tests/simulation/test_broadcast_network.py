@@ -89,12 +89,6 @@ def test_loss_costs_its_share_and_a_round_trip_and_keeps_the_order() -> None:
     assert max(gaps) > 2 * 0.2
 
 
-def test_a_capped_connection_is_as_slow_as_its_cap() -> None:
-    hose = Firehose(NetworkShape(connection_bytes_per_s=200.0), down={A: 1000.0}, left=10**6)
-    hose.run_for(20.0)
-    assert len(hose.arrived[A]) == pytest.approx(40, abs=2)
-
-
 def test_the_dead_send_and_take_nothing() -> None:
     hose = Firehose(NetworkShape(), down={A: 1000.0, B: 1000.0}, left=10**6)
     hose.run_for(1.0)

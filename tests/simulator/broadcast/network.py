@@ -8,7 +8,7 @@ acknowledged leaves room: twice the round trip at the slower of its two ends, or
 receive buffers do, and the reason why a receiver that stalls is felt by its sender.
 
 Of the packets of a frame each is lost with `loss_share`. What is lost is sent again, a round trip later, and all that
-follows on the connection waits for it. Loss does not slow a connection down otherwise: see `connection_bytes_per_s`.
+follows on the connection waits for it. Loss does not slow a connection down otherwise.
 """
 
 from __future__ import annotations
@@ -46,13 +46,11 @@ F = TypeVar("F", bound=Sized)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShape:
-    """`connection_bytes_per_s` caps one connection, as congestion control does on lossy paths: cubic and Reno reach
-    1.22 * packet / (round trip * sqrt(loss)) (Mathis); None is a control that loss does not slow down."""
+    """`overhead` is bytes on the line for each byte of payload."""
 
     latency_s: float = 0.0
     loss_share: float = 0.0
     overhead: float = 1.0
-    connection_bytes_per_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -84,7 +82,7 @@ class Lane(Generic[F]):
     largest_bytes: int = 0
     widest_bytes: float = 0.0
     last_arrival: float = 0.0
-    not_before: float = 0.0
+    blocked: bool = False
     waking: bool = False
 
 
@@ -139,7 +137,7 @@ class BulkNetwork(Generic[F]):
 
     def block(self, source: NodeId, target: NodeId) -> None:
         """One direction of a connection carries nothing from now on, and nobody is told."""
-        self._lanes[source, target].not_before = math.inf
+        self._lanes[source, target].blocked = True
 
     def disconnect(self, a: NodeId, b: NodeId) -> None:
         for pair in ((a, b), (b, a)):
@@ -161,7 +159,7 @@ class BulkNetwork(Generic[F]):
 
     def _fill(self, lane: Lane[F]) -> None:
         """Stage a frame if the lane may take one."""
-        if lane.staged is not None or lane.waking or not lane.sender.alive or not self._has_room(lane):
+        if lane.staged is not None or lane.waking or lane.blocked or not lane.sender.alive or not self._has_room(lane):
             return
         frame = self._handler.pull(lane.source, lane.target)
         if frame is None:
@@ -177,9 +175,6 @@ class BulkNetwork(Generic[F]):
         unacked = lane.unacked
         while unacked and unacked[0][0] <= now:
             lane.unacked_bytes -= unacked.popleft()[1]
-        if now < lane.not_before:
-            self._wake(lane, lane.not_before)
-            return False
         if unacked and lane.unacked_bytes + lane.largest_bytes > self._window(lane):
             self._wake(lane, unacked[0][0])
             return False
@@ -249,9 +244,6 @@ class BulkNetwork(Generic[F]):
         receiver.down_free_at = began + nbytes / receiver.down_bytes_per_s
         there = max(arrives, receiver.down_free_at) + (2 * latency_s if repeated else 0.0)
         there = lane.last_arrival = max(there, lane.last_arrival)
-        if self._shape.connection_bytes_per_s is not None:
-            start = max(lane.not_before, world.now - took_s)
-            lane.not_before = start + nbytes / self._shape.connection_bytes_per_s
         lane.unacked.append((there + latency_s if receiver.alive else float("inf"), nbytes))
         lane.unacked_bytes += nbytes
         lane.largest_bytes = max(lane.largest_bytes, nbytes)

@@ -47,18 +47,16 @@ ROUNDING_S = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A node and its links, in bytes/s. `believed_up` is what the planner takes its uplink for, if not the truth."""
+    """A node and its links, in bytes/s."""
 
     node: NodeId
     public: bool
     up_bytes_per_s: float
     down_bytes_per_s: float
-    believed_up: float | None = None
 
     @property
     def profile(self) -> PeerProfile:
-        uplink = self.up_bytes_per_s if self.believed_up is None else self.believed_up
-        return PeerProfile(node=self.node, public=self.public, uplink_bytes_per_s=uplink)
+        return PeerProfile(node=self.node, public=self.public, uplink_bytes_per_s=self.up_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
