@@ -99,8 +99,7 @@ class Holder:
 
     def region(self, version: VersionId, index: int) -> bytes:
         """What a region of a version should be."""
-        span = self.map.regions[index]
-        return self.publisher.history[version][span.start :][: span.nbytes]
+        return self.publisher.history[version][self.map.regions[index].at]
 
     def content(self) -> bytes:
         return self.map.path.read_bytes()

@@ -36,10 +36,6 @@ def parts_of(table_bytes: int) -> list[ByteSpan]:
     return [ByteSpan(start=at, nbytes=min(size, table_bytes - at)) for at in range(0, table_bytes, size)]
 
 
-def part_of(table: bytes, span: ByteSpan) -> bytes:
-    return table[span.start : span.start + span.nbytes]
-
-
 def forwarders_of(parts: int, uplinks: Mapping[NodeId, float]) -> list[NodeId]:
     """Choose the forwarder of each part so that all are done soonest. Uplinks are in bytes/s; 0 if none is known."""
     load = dict.fromkeys(uplinks, 0)
@@ -116,7 +112,7 @@ class Announced:
     def liars(self, table: bytes) -> list[NodeId]:
         """Return the senders of parts that differ from the right `table`."""
         spans = self._spans
-        return [sender for i, (data, sender) in self._parts.items() if data != part_of(table, spans[i])]
+        return [sender for i, (data, sender) in self._parts.items() if data != table[spans[i].at]]
 
 
 class Announcements:

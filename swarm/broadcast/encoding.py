@@ -34,8 +34,7 @@ HANG_S = 120.0  # A job takes milliseconds
 class Region(msgspec.Struct, frozen=True, array_like=True):
     """A region to encode, and the parts of tensors in it that are summed, as `region_tensors` gives them."""
 
-    start: int
-    nbytes: int
+    span: ByteSpan
     dtype: Dtype
     parts: tuple[tuple[int, ByteSpan], ...]
 
@@ -81,22 +80,18 @@ def encode_job(job: Encode) -> Encoded:
 
 
 def _encode(region: Region, fresh: memoryview, base: memoryview | None) -> tuple[EncodedRegion, bytes]:
-    whole = _slice(region.start, region.nbytes)
-    spans = [(part, _slice(region.start + part.start, part.nbytes)) for _, part in region.parts]
+    new, parts = fresh[region.span.at], [part for _, part in region.parts]
     if base is None:
-        codec, encoded = encode_region(fresh[whole], region.dtype)
-        sums = [tensor_sum(fresh[at]) for _, at in spans]
+        codec, encoded = encode_region(new, region.dtype)
+        sums = [tensor_sum(new[part.at]) for part in parts]
     else:
-        differs = difference(fresh[whole], base[whole])
-        codec, encoded = encode_region(fresh[whole], region.dtype, base[whole], differs)
-        sums = [sum_change(fresh[at], base[at], differs.within(part.start, part.nbytes)) for part, at in spans]
-    entry = RegionEntry(codec=codec, encoded_bytes=len(encoded), decoded_digest=digest(fresh[whole]))
+        old = base[region.span.at]
+        differs = difference(new, old)
+        codec, encoded = encode_region(new, region.dtype, old, differs)
+        sums = [sum_change(new[part.at], old[part.at], differs.within(part.start, part.nbytes)) for part in parts]
+    entry = RegionEntry(codec=codec, encoded_bytes=len(encoded), decoded_digest=digest(new))
     by_tensor = tuple((tensor, one) for (tensor, _), one in zip(region.parts, sums, strict=True))
     return EncodedRegion(entry, by_tensor), encoded
-
-
-def _slice(start: int, nbytes: int) -> slice:
-    return slice(start, start + nbytes)
 
 
 _MAPPED: Bounded[int, memoryview] = Bounded(2)
@@ -114,11 +109,11 @@ def _mapped(path: str, nbytes: int) -> memoryview:
 def jobs(fresh: Path, base: Path | None, total_bytes: int, regions: list[Region], spool: Path) -> Iterator[Encode]:
     """Yield the jobs of a whole version, in order. A place in the spool is used again after IN_HAND jobs."""
     at = number = 0
-    place_bytes = max([JOB_BYTES, *(region.nbytes for region in regions)])
+    place_bytes = max([JOB_BYTES, *(region.span.nbytes for region in regions)])
     while at < len(regions):
         end, nbytes = at, 0
-        while end < len(regions) and (end == at or nbytes + regions[end].nbytes <= JOB_BYTES):
-            nbytes += regions[end].nbytes
+        while end < len(regions) and (end == at or nbytes + regions[end].span.nbytes <= JOB_BYTES):
+            nbytes += regions[end].span.nbytes
             end += 1
         path = str(base) if base is not None else None
         yield Encode(

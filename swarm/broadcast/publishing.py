@@ -19,7 +19,6 @@ from swarm.broadcast.version.codec import FULL_RATIO, tensor_sum
 from swarm.broadcast.version.manifest import (
     ITEM_BYTES,
     TABLE_BYTES,
-    ByteSpan,
     ChunkTable,
     Head,
     Layout,
@@ -52,7 +51,7 @@ def content_of(table: ChunkTable) -> Digest:
 def content_of_file(path: Path, layout: Layout) -> Digest:
     """Return the same digest of staged weights."""
     weights = map_file(path, layout.total_bytes)
-    return digest(b"".join(digest(_part(weights, region)) for region in regions_of(layout)))
+    return digest(b"".join(digest(weights[region.at]) for region in regions_of(layout)))
 
 
 def base_of_file(path: Path, layout: Layout) -> Digest:
@@ -60,7 +59,7 @@ def base_of_file(path: Path, layout: Layout) -> Digest:
     weights, found = map_file(path, layout.total_bytes), blake3()
     for tensor, span in zip(layout.tensors, tensor_spans(layout), strict=True):
         if tensor.frozen:
-            found.update(_part(weights, span))
+            found.update(weights[span.at])
     return Digest(found.digest())
 
 
@@ -86,7 +85,7 @@ class PublishedVersions:
         self.weights = open_weights(self.store)
         summed = [[one for one in parts if one[0] not in self._bytewise] for parts in region_tensors(layout)]
         self._regions = [
-            Region(span.start, span.nbytes, dtype, tuple(parts))
+            Region(span, dtype, tuple(parts))
             for span, dtype, parts in zip(self.weights.regions, self.weights.dtypes, summed, strict=True)
         ]
 
@@ -176,7 +175,7 @@ class PublishedVersions:
         for tensor in self._bytewise:
             if known is not None and self._layout.tensors[tensor].frozen:
                 continue
-            sums[tensor] = tensor_sum(_part(weights, self._spans[tensor]))
+            sums[tensor] = tensor_sum(weights[self._spans[tensor].at])
         return msgspec.structs.replace(writing.table, tensor_sums=tuple(sums))
 
     def _begun(
@@ -246,7 +245,7 @@ def _spooled(todo: Sequence[Encode], submit: Submit, spool: Path) -> Iterator[tu
     """Yield what the jobs encode, from their places in a file that exists for as long as that takes."""
     if not todo:
         return
-    nbytes = max(job.at + sum(region.nbytes for region in job.regions) for job in todo)
+    nbytes = max(job.at + sum(region.span.nbytes for region in job.regions) for job in todo)
     work = in_order(submit, todo)
     try:
         with spool.open("wb") as file:
@@ -295,7 +294,3 @@ class Writing:
         self.table = self.table.with_segment(segment)
         self._entries, self._digests = [], []
         return segment
-
-
-def _part(whole: memoryview, span: ByteSpan) -> memoryview:
-    return whole[span.start : span.start + span.nbytes]

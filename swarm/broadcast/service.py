@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from swarm.broadcast.announcing import DIRECT_BYTES, forwarders_of, part_of, parts_of
+from swarm.broadcast.announcing import DIRECT_BYTES, forwarders_of, parts_of
 from swarm.broadcast.coding import coding_pool, spare_threads
 from swarm.broadcast.encoding import Encoders
 from swarm.broadcast.forest.courier import TreeCourier
@@ -316,7 +316,7 @@ class BroadcastService:
         spans, plan = parts_of(len(held.table_bytes)), self._planning.plan
         routes = plan.routes_of(self._station.me) if plan is not None and plan.trees else None
         for index, (span, forwarder) in enumerate(zip(spans, forwarders_of(len(spans), publics), strict=True)):
-            part = part_of(held.table_bytes, span)
+            part = held.table_bytes[span.at]
             if routes is not None:
                 self._transfers.send_part(version, index, part, routes)
             else:
@@ -326,7 +326,7 @@ class BroadcastService:
     def _announce_directly(link: Link, held: HeldVersion) -> None:
         link.send(FrameType.HEAD, held.head.version, held.sealed_head)
         for index, span in enumerate(parts_of(len(held.table_bytes))):
-            link.send(FrameType.TABLE, held.head.version, part_of(held.table_bytes, span), index=index)
+            link.send(FrameType.TABLE, held.head.version, held.table_bytes[span.at], index=index)
 
     def _retire(self, newer: HeldVersion) -> None:
         """Stop dealing versions that everybody has, or that nobody needs any more."""

@@ -72,7 +72,7 @@ def wrong_tensor(
             ):
                 if tensor.frozen and held and held[index] == expected:
                     continue
-                with whole[span.start : span.start + span.nbytes] as part:
+                with whole[span.at] as part:
                     if tensor_sum(part) != expected:
                         return f"tensor {tensor.name} in the file is not the learner's"
                 progress()
@@ -91,7 +91,7 @@ def mapped_tensors(path: str, layout: Layout) -> Iterator[tuple[TensorSpec, torc
 
     flat = mapped_file(path, layout.total_bytes, shared=False)
     for spec, span in zip(layout.tensors, tensor_spans(layout), strict=True):
-        yield spec, flat[span.start : span.start + span.nbytes].view(TORCH_DTYPES[spec.dtype]).view(spec.shape)
+        yield spec, flat[span.at].view(TORCH_DTYPES[spec.dtype]).view(spec.shape)
 
 
 def changed_items(

@@ -68,12 +68,11 @@ class BaseModel:
         """Return the bytes of a span of the stream, whose tensors lie at `tensors`, or None if one of them is not here
         in the same dtype and shape."""
         content = bytearray(span.nbytes)
-        end = span.start + span.nbytes
         # Empty tensors share their start with the next one.
         index = bisect_right(tensors, span.start, key=lambda tensor: tensor.start) - 1
-        while index < len(tensors) and tensors[index].start < end:
+        while index < len(tensors) and tensors[index].start < span.end:
             whole = tensors[index]
-            first, last = max(span.start, whole.start), min(end, whole.start + whole.nbytes)
+            first, last = max(span.start, whole.start), min(span.end, whole.end)
             if first < last:
                 place = self._place(layout.tensors[index])
                 part = _read(place, first - whole.start, last - first) if place is not None else None

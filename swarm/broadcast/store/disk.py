@@ -109,9 +109,8 @@ def copy_parts(source: Path, to: Path, parts: Iterable[ByteSpan]) -> None:
         size = os.fstat(there.fileno()).st_size
         for part in parts:
             require_room(to.parent, part.nbytes, to.name)
-            end = part.start + part.nbytes
-            for at in range(part.start, end, COPY_BYTES):
-                write_at(here.fileno(), os.pread(there.fileno(), min(COPY_BYTES, end - at), at), at, to)
+            for at in range(part.start, part.end, COPY_BYTES):
+                write_at(here.fileno(), os.pread(there.fileno(), min(COPY_BYTES, part.end - at), at), at, to)
         here.truncate(size)
 
 

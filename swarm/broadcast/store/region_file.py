@@ -26,7 +26,7 @@ class RegionFile:
         DiskFull if there is no room."""
         self.path = path
         self._regions = regions
-        nbytes = regions[-1].start + regions[-1].nbytes
+        nbytes = regions[-1].end
         is_here = path.exists() and path.stat().st_size == nbytes
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         if holds is None:
@@ -40,8 +40,7 @@ class RegionFile:
 
     def content(self, index: int) -> memoryview:
         """Return a read-only view of a region."""
-        span = self._regions[index]
-        return self._view[span.start : span.start + span.nbytes].toreadonly()
+        return self._view[self._regions[index].at].toreadonly()
 
     def put(self, index: int, content: Buffer, holds: bytes) -> None:
         """Write all of a region, which then has the digest `holds`."""
@@ -53,7 +52,7 @@ class RegionFile:
         """Change the 16-bit words of a region at `places`, which then has the digest `holds`."""
         span = self._regions[index]
         self.holds[index] = UNKNOWN
-        np.frombuffer(self._view, dtype="<u2", count=span.nbytes // 2, offset=span.start)[places] = words
+        np.frombuffer(self._view[span.at], dtype="<u2", count=span.nbytes // 2)[places] = words
         self.holds[index] = holds
 
     def rest(self) -> None:

@@ -70,7 +70,7 @@ class ChunkFile:
             self.missing += len(self.spans) - known
         for index in range(known, len(self.spans)):
             span = self.spans[index]
-            if whole or (span.start + span.nbytes <= held and digest(self._at(span)) == self._digests[index]):
+            if whole or (span.end <= held and digest(self._at(span)) == self._digests[index]):
                 self._record(index)
 
     @property
@@ -110,7 +110,7 @@ class ChunkFile:
 
     def touched(self, span: ByteSpan) -> range:
         """Return the chunks that hold part of a span."""
-        end = max(span.start, span.start + span.nbytes - 1)
+        end = max(span.start, span.end - 1)
         return (
             range(bisect_right(self._starts, span.start) - 1, bisect_right(self._starts, end))
             if self.spans
@@ -133,7 +133,7 @@ class ChunkFile:
         self._view = memoryview(b"")
 
     def _at(self, span: ByteSpan) -> memoryview:
-        return self._view[span.start : span.start + span.nbytes]
+        return self._view[span.at]
 
     def _forget(self, index: int) -> None:
         with self._counting:

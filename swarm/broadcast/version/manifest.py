@@ -226,6 +226,15 @@ class ByteSpan:
     start: int
     nbytes: int
 
+    @property
+    def end(self) -> int:
+        return self.start + self.nbytes
+
+    @property
+    def at(self) -> slice:
+        """Where it lies: `stream[span.at]`."""
+        return slice(self.start, self.end)
+
 
 def regions_of(layout: Layout) -> list[ByteSpan]:
     """Return the regions of a layout: runs of one dtype, frozen or not, cut at about a 1,024th of the whole."""
@@ -257,12 +266,11 @@ def region_tensors(layout: Layout) -> list[list[tuple[int, ByteSpan]]]:
     found: list[list[tuple[int, ByteSpan]]] = []
     for region in regions_of(layout):
         parts: list[tuple[int, ByteSpan]] = []
-        end = region.start + region.nbytes
-        while at < len(tensors) and tensors[at].start < end:
-            start, last = max(region.start, tensors[at].start), min(end, tensors[at].start + tensors[at].nbytes)
+        while at < len(tensors) and tensors[at].start < region.end:
+            start, last = max(region.start, tensors[at].start), min(region.end, tensors[at].end)
             if last > start:
                 parts.append((at, ByteSpan(start=start - region.start, nbytes=last - start)))
-            if tensors[at].start + tensors[at].nbytes > end:
+            if tensors[at].end > region.end:
                 break
             at += 1
         found.append(parts)
@@ -281,7 +289,7 @@ def trained_spans(tensors: Sequence[TensorSpec]) -> list[ByteSpan]:
     at = 0
     for tensor in tensors:
         if not tensor.frozen:
-            before = found.pop() if found and found[-1].start + found[-1].nbytes == at else ByteSpan(start=at, nbytes=0)
+            before = found.pop() if found and found[-1].end == at else ByteSpan(start=at, nbytes=0)
             found.append(ByteSpan(start=before.start, nbytes=before.nbytes + tensor.nbytes))
         at += tensor.nbytes
     return found

@@ -265,7 +265,7 @@ class Hearer:
         version, table = held.head.version, held.table_bytes
         self._say(Frame(FrameType.HEAD, 0, version), held.sealed_head)
         for index, span in enumerate(parts_of(len(table))):
-            self._say(Frame(FrameType.TABLE, 0, version, index=index), table[span.start : span.start + span.nbytes])
+            self._say(Frame(FrameType.TABLE, 0, version, index=index), table[span.at])
 
     def list(self, *members: Member) -> None:
         self._say(Frame(FrameType.ROSTER, 0, NO_VERSION), encode(Roster(members=members)))
@@ -591,7 +591,7 @@ async def test_in_trees_a_part_of_a_table_goes_on_once_from_its_parent_to_its_ch
     routes = Routing(parents=(ALICE, BOB), children=((BOB,), (NodeId("other"),)), chunks_per_s=0.0)
     hearer._say(Frame(FrameType.ROUTES, 0, version), encode(routes))
     hearer._say(Frame(FrameType.HEAD, 0, version), first.sealed_head)
-    part = first.table_bytes[span.start : span.start + span.nbytes]
+    part = first.table_bytes[span.at]
     for _ in range(3):
         hearer.receiver.opening.on_frame(sender, Frame(FrameType.TABLE, len(part), version, int(kind), 0), part)
     assert mine.sent == ([(FrameType.TABLE, NoteKind.FRESH, 0)] if goes_on else [])

@@ -13,6 +13,7 @@ import pytest
 from swarm.broadcast import coding, encoding
 from swarm.broadcast.coding import IN_HAND, in_order
 from swarm.broadcast.encoding import JOB_BYTES, Encode, Encoded, Encoders, Region, by_threads, jobs
+from swarm.broadcast.version.manifest import ByteSpan
 from swarm.wire import digest
 from tests.builders import MIXED_LAYOUT, v
 from tests.publishers import Publisher
@@ -69,9 +70,9 @@ async def test_a_small_model_starts_no_children(tmp_path: Path) -> None:
 
 def test_jobs_are_whole_regions_in_order_of_a_few_megabytes(tmp_path: Path) -> None:
     sizes = [JOB_BYTES, 10, JOB_BYTES - 10, 1, JOB_BYTES // 2, JOB_BYTES // 2, 7]
-    regions = [Region(0, size, "BF16", ()) for size in sizes]
+    regions = [Region(ByteSpan(start=0, nbytes=size), "BF16", ()) for size in sizes]
     found = list(jobs(tmp_path, None, 100, regions, tmp_path / "spool"))
-    assert [[region.nbytes for region in job.regions] for job in found] == [
+    assert [[region.span.nbytes for region in job.regions] for job in found] == [
         [JOB_BYTES],
         [10, JOB_BYTES - 10],
         [1, JOB_BYTES // 2],
@@ -117,7 +118,7 @@ def test_a_file_that_was_exchanged_is_mapped_anew(tmp_path: Path) -> None:
         fresh=str(publisher.published.weights.path),
         base=None,
         total_bytes=MIXED_LAYOUT.total_bytes,
-        regions=(Region(0, 1000, "BF16", ()),),
+        regions=(Region(ByteSpan(start=0, nbytes=1000), "BF16", ()),),
         spool=str(tmp_path / "spool"),
         at=0,
     )

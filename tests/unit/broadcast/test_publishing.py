@@ -46,7 +46,7 @@ def newest_of(publisher: Publisher) -> HeldVersion:
 
 
 def sums_of(what: Layout, weights: bytes) -> tuple[int, ...]:
-    return tuple(tensor_sum(weights[span.start : span.start + span.nbytes]) for span in tensor_spans(what))
+    return tuple(tensor_sum(weights[span.at]) for span in tensor_spans(what))
 
 
 def test_what_is_published_opens_with_the_learners_key_alone(publisher: Publisher) -> None:
@@ -195,10 +195,10 @@ def test_a_version_of_an_adapter_is_the_adapter_alone(tuner: Publisher, tmp_path
         encoded.clear()
         version = tuner.publish(number)
         # Of what is frozen nothing is read.
-        assert [region.start for region in encoded] == [
-            region.start for region, is_frozen in zip(regions, frozen, strict=True) if not is_frozen
+        assert [region.span for region in encoded] == [
+            region for region, is_frozen in zip(regions, frozen, strict=True) if not is_frozen
         ]
-        assert sum(region.nbytes for region in encoded) == ADAPTER.nbytes
+        assert sum(region.span.nbytes for region in encoded) == ADAPTER.nbytes
         assert version.table.encoded_bytes <= ADAPTER.nbytes
         assert [entry.codec == "frozen" for entry in version.table.regions] == frozen
         assert version.head.base == v(number - 1)

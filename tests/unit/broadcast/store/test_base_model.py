@@ -29,7 +29,7 @@ def save(
     for place, (tensor, span) in enumerate(zip(layout.tensors, tensor_spans(layout), strict=True)):
         if frozen_only and not tensor.frozen:
             continue
-        flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)[span.start : span.start + span.nbytes]
+        flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)[span.at]
         parts[place % files][tensor.name] = flat.clone().view(DTYPES[tensor.dtype]).view(tensor.shape)
     for number, part in enumerate(parts):
         save_file(part, directory / f"model-{number}.safetensors")
