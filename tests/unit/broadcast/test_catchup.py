@@ -149,30 +149,25 @@ def of(part: str, do: Callable[[web.Response], Awaitable[web.StreamResponse]]) -
     return alter
 
 
-async def test_a_few_versions_behind_stored_deltas_are_applied_in_sequence(
-    publisher: Publisher, net: Net, receiver: Receiver
+@pytest.mark.parametrize(
+    ("newest", "is_new", "by_chunks"),
+    [(3, False, True), (0, True, True), (7, False, False)],
+    ids=["stored deltas, in sequence", "a full version, for a new node", "regions, further behind than anybody keeps"],
+)
+async def test_a_node_that_is_behind_takes_the_way_of_fewer_bytes(
+    publisher: Publisher, net: Net, receiver: Receiver, newest: int, is_new: bool, by_chunks: bool
 ) -> None:
-    done = publisher.publish_up_to(3)
-    receiver.take(done[0])
+    done = publisher.publish_up_to(newest)
+    wanted = done if is_new else done[1:]
+    if not is_new:
+        receiver.take(done[0])
     learner = await net.learner(publisher)
-    await receiver.catch_up(done[3], learner)
-    assert receiver.holds(3)
-    assert learner.count("/chunks/") == sum(len(version.chunks.spans) for version in done[1:])
-    assert learner.count("/regions/") == 0
-    # They can be given on.
-    assert [held.chunks.complete for held in receiver.store.versions()] == [True] * 4
-
-
-async def test_further_behind_than_anybody_keeps_full_regions_are_fetched(
-    publisher: Publisher, net: Net, receiver: Receiver
-) -> None:
-    done = publisher.publish_up_to(7)
-    receiver.take(done[0])
-    learner = await net.learner(publisher)
-    await receiver.catch_up(done[7], learner)
-    assert receiver.holds(7)
-    assert learner.count("/regions/") > 0
-    assert learner.count("/chunks/") == 0
+    await receiver.catch_up(done[newest], learner)
+    assert receiver.holds(newest)
+    assert learner.count("/chunks/") == (sum(len(version.chunks.spans) for version in wanted) if by_chunks else 0)
+    assert (learner.count("/regions/") == 0) == by_chunks
+    # Chunks can be given on.
+    assert not by_chunks or [held.chunks.complete for held in receiver.store.versions()] == [True] * len(done)
 
 
 async def test_deltas_that_are_more_bytes_than_the_whole_are_not_fetched(tmp_path: Path, net: Net) -> None:
@@ -186,15 +181,6 @@ async def test_deltas_that_are_more_bytes_than_the_whole_are_not_fetched(tmp_pat
     await receiver.catch_up(done[3], learner)
     assert learner.count("/chunks/") == 0
     assert receiver.holds(3)
-
-
-async def test_a_new_node_gets_a_full_version_as_chunks(publisher: Publisher, net: Net, receiver: Receiver) -> None:
-    version = publisher.publish(0)
-    learner = await net.learner(publisher)
-    await receiver.catch_up(version, learner)
-    assert learner.count("/regions/") == 0
-    assert receiver.holds(0)
-    assert receiver.store.versions()[0].chunks.complete
 
 
 async def up_to_date(publisher: Publisher, net: Net, directory: Path) -> CountingPeer:
