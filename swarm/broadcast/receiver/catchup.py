@@ -207,49 +207,36 @@ FRAMING_BYTES = 64  # An answer with a region states the codec before the encodi
 MAX_DELTAS = 8  # Deltas applied in sequence: peers keep four versions and those in use
 
 
-async def catch_up(
-    store: VersionStore,
-    weights: WeightMap,
-    target: SignedVersion,
-    sources: Sequence[HttpPeer],
-    *,
-    pool: Executor,
-    learner: HttpPeer | None = None,
-    patient: bool = False,
-    meter: Meter | None = None,
-) -> None:
-    """Make the map hold `target`. Nothing else may change the map meanwhile.
+@dataclass(slots=True, kw_only=True)
+class CatchUp:
+    """One try to make the map hold a version. Nothing else may change the map meanwhile.
 
-    The sources are asked in parallel, the learner only while they are silent and, unless `patient`, for what none of
-    them gives. Raise PeerUnreachable if nobody gives the rest: what came is kept, and the next call goes on from there.
-    `meter` is awaited before each request.
+    The sources are asked in parallel, the `learner` only while they are silent and, unless `patient`, for what none of
+    them gives. `meter` is awaited before each request.
     """
-    if weights.version != target.head.version:
-        last = [learner] if learner is not None else []
-        await _CatchUp(store, weights, list(sources), last, patient, pool, meter).run(target)
 
-
-@dataclass(slots=True)
-class _CatchUp:
-    _store: VersionStore
-    _weights: WeightMap
-    _sources: list[HttpPeer]
-    _learner: list[HttpPeer]
-    _patient: bool
-    _pool: Executor
-    _meter: Meter | None
+    store: VersionStore
+    weights: WeightMap
+    sources: Sequence[HttpPeer]
+    learner: Sequence[HttpPeer] = ()
+    patient: bool = False
+    pool: Executor
+    meter: Meter | None = None
 
     async def run(self, target: SignedVersion) -> None:
-        full_bytes = self._full_bytes(target, self._weights.lacking(target.table))
+        """Raise PeerUnreachable if nobody gives the rest: what came is kept, and the next try goes on from there."""
+        if self.weights.version == target.version:
+            return
+        full_bytes = self._full_bytes(target, self.weights.lacking(target.table))
         chain = await self._deltas(target, int(CHUNKS_WORTH * full_bytes))
         if chain is not None:
             try:
                 return await self._take_deltas(chain)
             except (PeerUnreachable, ProtocolError):
                 pass  # The others pruned a version meanwhile, or one is damaged here: full regions need no base.
-        await in_thread(self._weights.begin_fill, target)
-        await self._fetch_regions(target, self._weights.lacking(target.table))
-        await in_thread(self._weights.finish)
+        await in_thread(self.weights.begin_fill, target)
+        await self._fetch_regions(target, self.weights.lacking(target.table))
+        await in_thread(self.weights.finish)
 
     # -- deltas ----------------------------------------------------------------------------------------------
 
@@ -257,31 +244,31 @@ class _CatchUp:
         """Return the versions to apply in sequence, oldest first, or None if they take more than `limit_bytes`."""
         chain = [target]
         cost = self._chunk_bytes(target)
-        while needs_base(chain[0].table) and chain[0].head.base != self._weights.last_whole:
+        while needs_base(chain[0].table) and chain[0].head.base != self.weights.last_whole:
             older = chain[0].head.base
             assert older is not None
-            whole = self._weights.last_whole
+            whole = self.weights.last_whole
             if whole is None or older < whole or len(chain) == MAX_DELTAS or cost > limit_bytes:
                 return None
-            found: SignedVersion | None = self._store.find(older)
+            found: SignedVersion | None = self.store.find(older)
             if found is None:
-                found = await first_of([*self._sources, *self._learner], partial(self._signed_from, older))
+                found = await first_of([*self.sources, *self.learner], partial(self._signed_from, older))
             if found is None:
                 return None
             chain.insert(0, found)
             cost += self._chunk_bytes(found)
-        cost += self._full_bytes(chain[0], self._weights.missing_base(chain[0]))
+        cost += self._full_bytes(chain[0], self.weights.missing_base(chain[0]))
         return chain if cost <= limit_bytes else None
 
     async def _take_deltas(self, chain: list[SignedVersion]) -> None:
         for version in chain:
-            held = await in_thread(self._store.begin, version)
+            held = await in_thread(self.store.begin, version)
             await self._fetch_chunks(held)
-            if damaged := self._weights.missing_base(held):
-                await in_thread(self._weights.begin_fill, held)
+            if damaged := self.weights.missing_base(held):
+                await in_thread(self.weights.begin_fill, held)
                 await self._fetch_regions(held, damaged)
             try:
-                await in_thread(self._weights.apply, held, self._pool)
+                await in_thread(self.weights.apply, held, self.pool)
             except ProtocolError:
                 # If a disk or a second receiver spoiled a chunk, it must not be given to others either.
                 await in_thread(held.chunks.recheck)
@@ -289,19 +276,19 @@ class _CatchUp:
 
     async def _signed_from(self, version: VersionId, peer: HttpPeer, progress: Progress) -> SignedVersion:
         sealed = await peer.get(f"/v1/versions/{version}/head", cap_bytes=HEAD_BYTES, timeout_s=FETCH_S)
-        head = open_head(sealed, self._store.learner_key)
-        if head.version != version or head.layout_digest != self._store.layout_digest:
+        head = open_head(sealed, self.store.learner_key)
+        if head.version != version or head.layout_digest != self.store.layout_digest:
             raise ProtocolError(f"asked for the head of {version}, got that of {head.version}")
         path = f"/v1/objects/{head.table_digest.hex()}"
         data = await peer.get(path, cap_bytes=head.table_bytes, timeout_s=FETCH_S, progress=progress)
-        table = await in_thread(open_table, data, head, self._weights.layout)
+        table = await in_thread(open_table, data, head, self.weights.layout)
         return SignedVersion(head=head, sealed_head=sealed, table=table, table_bytes=data)
 
     async def _fetch_chunks(self, held: HeldVersion) -> None:
         version, chunks = held.head.version, held.chunks
 
         def take(index: int, body: bytes) -> bool:
-            self._store.find(version)  # keeps it
+            self.store.find(version)  # keeps it
             return chunks.put(index, body)
 
         pieces = [
@@ -319,7 +306,7 @@ class _CatchUp:
     # -- full regions ----------------------------------------------------------------------------------------
 
     async def _fetch_regions(self, target: SignedVersion, indices: list[int]) -> None:
-        version, weights = target.head.version, self._weights
+        version, weights = target.head.version, self.weights
 
         def take(index: int, body: bytes) -> bool:
             try:
@@ -340,13 +327,13 @@ class _CatchUp:
         await self._fetch(pieces, f"regions of version {version}")
 
     async def _fetch(self, pieces: list[Piece], what: str) -> None:
-        download = Download(pieces, self._pool, meter=self._meter)
+        download = Download(pieces, self.pool, meter=self.meter)
         try:
-            done = await download.run(self._sources, self._learner, patient=self._patient)
+            done = await download.run(self.sources, self.learner, patient=self.patient)
         finally:
-            self._sources = [peer for peer in self._sources if peer not in download.failed]
+            self.sources = [peer for peer in self.sources if peer not in download.failed]
             # To be patient with peers that are silent would only make each further piece wait.
-            self._patient = self._patient and not download.asks_learner
+            self.patient = self.patient and not download.asks_learner
         if not done:
             raise PeerUnreachable(f"nobody gives the last {len(download.left)} {what}")
 
@@ -358,11 +345,11 @@ class _CatchUp:
         entry = version.table.regions[index]
         if entry.codec in WHOLE:
             return entry.encoded_bytes
-        nbytes = self._weights.regions[index].nbytes
-        return int(FULL_RATIO * nbytes) if ITEM_BYTES[self._weights.dtypes[index]] == 2 else nbytes
+        nbytes = self.weights.regions[index].nbytes
+        return int(FULL_RATIO * nbytes) if ITEM_BYTES[self.weights.dtypes[index]] == 2 else nbytes
 
     def _chunk_bytes(self, version: SignedVersion) -> int:
-        held = self._store.find(version.head.version)
+        held = self.store.find(version.head.version)
         if held is None:
             return version.table.encoded_bytes
         return sum(span.nbytes for i, span in enumerate(held.chunks.spans) if not held.chunks.has(i))

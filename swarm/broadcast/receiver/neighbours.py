@@ -126,21 +126,21 @@ class Neighbours:
         self._station.random.shuffle(found)
         return [self._station.peer_at(node, address) for node, address in found]
 
-    def learner(self) -> HttpPeer | None:
-        """Return the learner where its stream leads; without a stream ever more rarely, and None in between."""
+    def learner(self) -> list[HttpPeer]:
+        """Return the learner where its stream leads; without a stream ever more rarely, and nothing in between."""
         node, addresses = self._station.learner()
         found = [one for one in addresses if self._is_at(node, one)]
         if not found and (found := [one for one in addresses if self._tries.is_due(one, now=time.monotonic())][:1]):
             self._tries.tried(found[0], now=time.monotonic())
-        return self._station.peer_at(node, found[0]) if found else None
+        return [self._station.peer_at(node, address) for address in found[:1]]
 
     async def fetch(self, digest: bytes, cap_bytes: int, read: Callable[[bytes], T], name: str) -> tuple[bytes, T]:
         """Fetch an object from a peer that gives the right one, from the learner last unless it is small or the peer is
         silent. Return it and what `read`, in a thread, makes of it; `read` raises ProtocolError for a wrong one. Raise
         PeerUnreachable if nobody gives it."""
-        learner = [known] if (known := self.learner()) is not None else []
         # At first only the learner has the layout. For a small one, asking around takes more time than it saves.
-        peers = [*learner, *self.publics()] if cap_bytes <= SMALL_BYTES else [*self.publics(), *learner]
+        learner, publics = self.learner(), self.publics()
+        peers = [*learner, *publics] if cap_bytes <= SMALL_BYTES else [*publics, *learner]
 
         async def ask(peer: HttpPeer, progress: Progress) -> tuple[bytes, T]:
             path = f"/v1/objects/{digest.hex()}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from swarm.broadcast.coding import in_thread
-from swarm.broadcast.receiver.catchup import catch_up
+from swarm.broadcast.receiver.catchup import CatchUp
 from swarm.broadcast.receiver.neighbours import Neighbours
 from swarm.broadcast.receiver.progress import VersionProgress
 from swarm.broadcast.store.store import HeldVersion, SignedVersion, VersionStore
@@ -256,16 +256,15 @@ class Upkeep:
         patient = (sources or not self._neighbours.none_is_public()) and now - self._behind_since < PATIENCE_S
         try:
             async with self.filling():
-                await catch_up(
-                    self.store,
-                    self.weights,
-                    target,
-                    sources,
-                    pool=self._pool,
+                await CatchUp(
+                    store=self.store,
+                    weights=self.weights,
+                    sources=sources,
                     learner=self._neighbours.learner(),
                     patient=patient,
+                    pool=self._pool,
                     meter=self._station.download.flow,
-                )
+                ).run(target)
             self._behind_since = None
             self.progress.note_time(target.head.version, "complete_s")
             self.progress.note_time(target.head.version, "applied_s")

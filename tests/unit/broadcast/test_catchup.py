@@ -19,7 +19,7 @@ from aiohttp import web
 from swarm.broadcast import serving
 from swarm.broadcast.receiver import catchup as fetching
 from swarm.broadcast.receiver import neighbours
-from swarm.broadcast.receiver.catchup import GONE_IN_A_ROW, REQUESTS_A_PEER, catch_up
+from swarm.broadcast.receiver.catchup import GONE_IN_A_ROW, REQUESTS_A_PEER, CatchUp
 from swarm.broadcast.serving import ENCODINGS_AT_A_TIME, ENCODINGS_WAITING, OLDER_WEIGHT, Places, VersionServer
 from swarm.broadcast.store.store import KEEP_VERSIONS, HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
@@ -132,7 +132,10 @@ class Receiver(Holder):
     async def catch_up(
         self, target: HeldVersion, *sources: HttpPeer, learner: HttpPeer | None = None, patient: bool = False
     ) -> None:
-        await catch_up(self.store, self.map, target, sources, learner=learner, patient=patient, pool=self._pool)
+        helper = [learner] if learner is not None else []
+        await CatchUp(
+            store=self.store, weights=self.map, sources=sources, learner=helper, patient=patient, pool=self._pool
+        ).run(target)
 
 
 @pytest.fixture
@@ -403,7 +406,7 @@ async def test_every_request_waits_for_the_cap(publisher: Publisher, net: Net, r
 
     newest = publisher.publish(0)
     learner = await net.learner(publisher)
-    await catch_up(receiver.store, receiver.map, newest, [learner], pool=net.pool, meter=meter)
+    await CatchUp(store=receiver.store, weights=receiver.map, sources=[learner], pool=net.pool, meter=meter).run(newest)
     assert len(asked) == learner.count("/chunks/") + learner.count("/regions/") > 0
     assert sum(asked) == newest.table.encoded_bytes
 

@@ -24,11 +24,11 @@ from swarm.broadcast.frames import CAPS, FrameType
 from swarm.broadcast.mesh.forwarder import Forwarder
 from swarm.broadcast.notes import ADDRESSES, MAX_MEMBERS, Member, NoteKind, Roster, Routing
 from swarm.broadcast.receiver import catchup, neighbours
-from swarm.broadcast.receiver.catchup import Download, Piece, catch_up
+from swarm.broadcast.receiver.catchup import CatchUp, Download, Piece
 from swarm.broadcast.receiver.receiver import Receiver
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.base_model import BaseModel
-from swarm.broadcast.store.store import HeldVersion
+from swarm.broadcast.store.store import HeldVersion, SignedVersion
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.version.manifest import TABLE_BYTES
 from swarm.errors import PeerUnreachable, ProtocolError
@@ -631,12 +631,14 @@ async def test_little_that_is_not_in_the_base_model_is_asked_for_and_why_in_vain
 ) -> None:
     tries = 0
 
-    async def counted(*given: Any, **named: Any) -> None:
+    run = CatchUp.run
+
+    async def counted(one: CatchUp, target: SignedVersion) -> None:
         nonlocal tries
         tries += 1
-        await catch_up(*given, **named)
+        await run(one, target)
 
-    monkeypatch.setattr("swarm.broadcast.receiver.upkeep.catch_up", counted)
+    monkeypatch.setattr(CatchUp, "run", counted)
     monkeypatch.setattr("swarm.broadcast.receiver.upkeep.PATIENCE_S", 0.0)
     monkeypatch.setattr("swarm.broadcast.receiver.upkeep.RETRY_S", 0.001)
     found, first = await with_base(tmp_path, Publisher(tmp_path / "learner"), wrong=slice(70_000, 70_001))
