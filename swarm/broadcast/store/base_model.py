@@ -1,7 +1,7 @@
-"""A local copy of the model that training began with: its safetensors files, read without any library.
+"""A local copy of the model that training began with, as safetensors files.
 
-A node takes a version's regions from it instead of from the network where their digests match. Only a file's header is
-parsed, with caps. Tensors are plain bytes: the digest of the region that they fill proves them.
+A node takes a version's regions from it instead of from the network where their digests match. Tensors are plain bytes:
+the digest of the region that they fill proves them.
 """
 
 from __future__ import annotations
@@ -11,28 +11,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from swarm.broadcast.store.store import SignedVersion
 from swarm.broadcast.store.weight_map import WeightMap
-from swarm.broadcast.version.manifest import ITEM_BYTES, ByteSpan, Layout, TensorSpec, by_expert, tensor_spans
-from swarm.errors import ProtocolError, UserError
-
-HEADER_BYTES = 32 * 1024 * 1024
-"""Largest header of a safetensors file: a million tensors at 30 bytes. The format's own cap is 100 MB."""
+from swarm.broadcast.version.manifest import ByteSpan, Layout, TensorSpec, by_expert, tensor_spans
+from swarm.errors import UserError
 
 MAX_FILES = 1024  # Files of one model: 4 TiB in the usual 5 GB parts
 LENGTH_BYTES = 8  # A file begins with its header's length, little-endian
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    """A tensor in the header of a safetensors file. Offsets count from the header's end."""
-
-    dtype: str
-    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**53)], ...], msgspec.Meta(max_length=16)]
-    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0, le=2**53)], Annotated[int, msgspec.Meta(ge=0, le=2**53)]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,58 +99,43 @@ def find_base(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
+    # With the extra `sampler`, as safetensors below: only samplers have a base model
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
     try:
-        revision = (cache / "refs" / "main").read_text().strip()
-    except OSError:
-        revision = ""
-    snapshot = cache / "snapshots" / revision
-    if not revision or not snapshot.is_dir():
-        raise UserError(f"{name!r} is neither a directory nor a model in the Hugging Face cache ({cache.parent})")
-    return snapshot
+        config = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        config = None
+    if not isinstance(config, str):
+        cache = constants.HF_HUB_CACHE
+        raise UserError(f"{name!r} is neither a directory nor a model in the Hugging Face cache ({cache})")
+    return Path(config).parent
 
 
 def _read_header(path: Path) -> dict[str, _Place]:
+    from safetensors import SafetensorError, safe_open
+
     try:
+        with safe_open(path, framework="numpy"):
+            pass  # Checks the header, which has at most 100 MB, and that the file is as long as it says
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-            if length > min(HEADER_BYTES, size - LENGTH_BYTES):
-                raise ProtocolError(f"its header claims {length} bytes")
-            header = file.read(length)
-        return _places(path, header, LENGTH_BYTES + length, size)
-    except (OSError, ProtocolError, msgspec.DecodeError) as error:
+            entries = msgspec.json.decode(file.read(length))
+    except (OSError, SafetensorError) as error:
         raise UserError(
             f"{path} is no whole safetensors file ({error}): download it again or leave --base out"
         ) from error
-
-
-def _places(path: Path, header: bytes, data_start: int, size: int) -> dict[str, _Place]:
-    entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-    places: dict[str, _Place] = {}
-    for name, raw in entries.items():
-        if name == "__metadata__":
-            continue
-        entry = msgspec.json.decode(raw, type=_Entry)
-        begin, end = entry.data_offsets
-        if not begin <= end <= size - data_start:
-            raise ProtocolError(f"tensor {name[:100]!r} lies outside of the file")
-        place = _Place(path=path, start=data_start + begin, dtype=entry.dtype, shape=entry.shape)
-        if _nbytes(entry) == end - begin:
-            places[name] = place
-    return places
-
-
-def _nbytes(entry: _Entry) -> int | None:
-    """Return a tensor's bytes by dtype and shape, or None for a dtype that no layout has."""
-    item_bytes = next((nbytes for dtype, nbytes in ITEM_BYTES.items() if dtype == entry.dtype), None)
-    if item_bytes is None:
-        return None
-    items = 1
-    for extent in entry.shape:
-        items *= extent
-    return items * item_bytes
+    entries.pop("__metadata__", None)
+    return {
+        name: _Place(
+            path=path,
+            start=LENGTH_BYTES + length + entry["data_offsets"][0],
+            dtype=entry["dtype"],
+            shape=tuple(entry["shape"]),
+        )
+        for name, entry in entries.items()
+    }
 
 
 def _read(place: _Place, offset: int, nbytes: int) -> bytes | None:
