@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from swarm.errors import UserError
 from swarm.learner.adapter import is_adapted, parameters_of, save_adapter
@@ -26,7 +27,7 @@ from swarm.learner.checkpoint.model_files import save_model, stream_tensors
 from swarm.learner.messages import AlarmState, ClaimState, Saved
 from swarm.learner.optimizer import MOMENTS, SCALES, AdamW, converted
 from swarm.learner.ranks import Ranks
-from swarm.models.device import DTYPE_NAMES, TORCH_DTYPES, as_streamed
+from swarm.models.device import TORCH_DTYPES, as_streamed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,32 +86,17 @@ def take(
 
 def write(snapshot: Snapshot, model: Any, tokenizer: Any, directory: Path) -> None:
     """Write a checkpoint to `directory`: the snapshot, and the model or adapter in bf16 in a format that other programs
-    load. DiskFull or OSError. Of `model` only names and configuration are read."""
+    load. DiskFull, or what a failed write raises. Of `model` only names and configuration are read."""
     trained = [spec.name for spec in stream_tensors(model) if not spec.frozen]
     half = {name: as_streamed(snapshot.tensors[f"weight/{name}"]) for name in trained}
     nbytes = sum(tensor.nbytes for tensor in (*snapshot.tensors.values(), *half.values()))
     with being_written(directory, nbytes) as partial:
-        _write_tensors(snapshot.tensors, partial / TENSORS)
+        save_file({name: tensor.contiguous() for name, tensor in snapshot.tensors.items()}, partial / TENSORS)
         (partial / STATE).write_bytes(msgspec.json.encode(snapshot.state))
         if is_adapted(model):
             save_adapter(model, tokenizer, partial, half, snapshot.state.base)
         else:
             save_model(model, tokenizer, partial, half)
-
-
-def _write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """The same as safetensors' `save_file`, which would first copy all tensors to bytes."""
-    header, nbytes = {}, 0
-    # Widest first, so that each begins at a multiple of its item size.
-    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
-        where = [nbytes, nbytes := nbytes + tensor.nbytes]
-        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": where}
-    described = msgspec.json.encode(header)
-    described += b" " * (-len(described) % 8)
-    with path.open("wb") as file:
-        file.write(len(described).to_bytes(8, "little") + described)
-        for name in header:
-            file.write(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 @torch.no_grad()
