@@ -101,28 +101,30 @@ class PolicyModel(torch.nn.Module):
             given["position_ids"] = positions
         if attention is not None:
             given["attention_mask"] = attention
-        if not self.in_chunks:
-            logits = self.model(**given).logits.flatten(0, 1)[places]
-            return self._figures(logits, targets) if draws is None else self._margins(logits, targets, draws)
-        hidden = self.model.base_model(**given).last_hidden_state
-        hidden = hidden.flatten(0, 1)[places]
+        if self.in_chunks:
+            found, head = self.model.base_model(**given).last_hidden_state, self.model.get_output_embeddings()
+        else:
+            found, head = self.model(**given).logits, None
+        found = found.flatten(0, 1)[places]
         size = max(1, CHUNK_BYTES // (4 * self.model.config.get_text_config().vocab_size))
         if draws is not None:
-            return self._replayed(hidden, targets, draws, size)
-        head, device = self.model.get_output_embeddings(), hidden.device.type
-        if torch.is_autocast_enabled(device):
-            hidden = hidden.to(torch.get_autocast_dtype(device))
-        found: tuple[torch.Tensor, torch.Tensor] = _InChunks.apply(
-            hidden, head.weight, head.bias, targets, size, self.temperature, self.entropy_pulls
+            return self._replayed(found, head, targets, draws, size)
+        if head is not None and torch.is_autocast_enabled(found.device.type):
+            found = found.to(torch.get_autocast_dtype(found.device.type))
+        weight, bias = (None, None) if head is None else (head.weight, head.bias)
+        figures: tuple[torch.Tensor, torch.Tensor] = _InChunks.apply(
+            found, weight, bias, targets, size, self.temperature, self.entropy_pulls
         )
-        return found
+        return figures
 
     def _replayed(
-        self, hidden: torch.Tensor, targets: torch.Tensor, draws: Draws, size: int
+        self, found: torch.Tensor, head: Any, targets: torch.Tensor, draws: Draws, size: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        head = self.model.get_output_embeddings()
-        chunks = zip(*(one.split(size) for one in (hidden, targets, draws.seeds, draws.positions)), strict=True)
-        parts = [self._margins(head(h), t, Draws(seeds=seeds, positions=at)) for h, t, seeds, at in chunks]
+        chunks = zip(*(one.split(size) for one in (found, targets, draws.seeds, draws.positions)), strict=True)
+        parts = [
+            self._margins(part if head is None else head(part), chosen, Draws(seeds=seeds, positions=positions))
+            for part, chosen, seeds, positions in chunks
+        ]
         logprobs, margins = zip(*parts, strict=True)
         return torch.cat(logprobs), torch.cat(margins)
 
@@ -133,12 +135,6 @@ class PolicyModel(torch.nn.Module):
         noise[draws.seeds == GREEDY] = 0.0
         noised = found.add_(noise)
         return logprobs.squeeze(1), noised.max(-1).values - noised.gather(1, targets[:, None]).squeeze(1)
-
-    def _figures(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.temperature != 1:
-            logits = logits.float() / self.temperature
-        logprobs, log_softmax, entropy = _Chosen.apply(logits, targets, self.entropy_pulls)
-        return logprobs, _entropy(log_softmax) if entropy is None else entropy
 
 
 class Policy:
@@ -261,45 +257,17 @@ class Policy:
         return torch.cat([found[number] for number in range(len(rows))])
 
 
-class _Chosen(torch.autograd.Function):
-    """log_softmax(logits)[target], float32, and the entropy H if `entropy_pulls`. Their gradients, one_hot(target)
-    - softmax(logits) and -p (log p + H), are computed in one tensor; autograd would add up several as large."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, entropy_pulls: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """From logits, [tokens, vocabulary]: log-probs [tokens], the log-softmax without gradient, and entropies or
-        None."""
-        log_softmax = torch.log_softmax(logits, -1, dtype=torch.float32)
-        entropy = _entropy(log_softmax) if entropy_pulls else None
-        ctx.save_for_backward(log_softmax, targets, entropy)
-        ctx.mark_non_differentiable(log_softmax)
-        ctx.set_materialize_grads(False)
-        ctx.dtype = logits.dtype
-        # A clone, since FSDP would warn about a view.
-        return log_softmax.gather(1, targets[:, None]).squeeze(1).clone(), log_softmax, entropy
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, None, None]:
-        pull, _, of_entropy = gradients
-        if pull is None and of_entropy is None:
-            return None, None, None
-        log_softmax, targets, entropy = ctx.saved_tensors
-        found = _pulled(log_softmax.clone(), targets, pull, of_entropy, entropy)
-        return found.to(ctx.dtype), None, None
-
-
 class _InChunks(torch.autograd.Function):
     """Log-probs of targets and entropies, [tokens], float32, for the logits linear(hidden, weight, bias) / temperature,
-    with `size` rows of logits in memory at a time. Computed in the dtype of `hidden`, to which the weight is cast once
-    a pass; the weight's gradient is added up over chunks in float32. Entropies have a gradient if `entropy_pulls`."""
+    or hidden / temperature without a weight. Only `size` rows of the log-softmax are in memory at a time. Computed in
+    the dtype of `hidden`, to which the weight is cast once a pass; the weight's gradient is added up over chunks in
+    float32. Entropies have a gradient if `entropy_pulls`."""
 
     @staticmethod
     def forward(
         ctx: Any,
         hidden: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         size: int,
@@ -307,17 +275,17 @@ class _InChunks(torch.autograd.Function):
         entropy_pulls: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden: [tokens, width], weight: [vocabulary, width], bias: [vocabulary], targets: [tokens]."""
-        used = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+        weight, bias = (None if one is None else one.to(hidden.dtype) for one in (weight, bias))
         ctx.size, ctx.temperature = size, temperature
         logprobs, entropies = [], []
         for part, chosen in zip(hidden.split(size), targets.split(size), strict=True):
             # Free the one before, so that there are never two. The backward pass begins with the last one.
             ctx.last = None
-            ctx.last = _log_softmax(part, used, temperature)
+            ctx.last = _log_softmax(part, weight, bias, temperature)
             logprobs.append(ctx.last.gather(1, chosen[:, None]).squeeze(1))
             entropies.append(_entropy(ctx.last))
         entropy = torch.cat(entropies)
-        ctx.save_for_backward(hidden, *used, targets, entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy)
         if not entropy_pulls:
             ctx.mark_non_differentiable(entropy)
         ctx.set_materialize_grads(False)
@@ -335,11 +303,14 @@ class _InChunks(torch.autograd.Function):
         of_bias = torch.zeros_like(bias, dtype=torch.float32) if learns_bias else None
         for at in range(0, len(hidden), ctx.size)[::-1]:
             rows = slice(at, at + ctx.size)
-            found = _log_softmax(hidden[rows], (weight, bias), ctx.temperature) if ctx.last is None else ctx.last
+            found = _log_softmax(hidden[rows], weight, bias, ctx.temperature) if ctx.last is None else ctx.last
             ctx.last = None
             of_chosen, of_spread = (None if one is None else one[rows] / ctx.temperature for one in (pull, of_entropy))
             of_logits = _pulled(found, targets[rows], of_chosen, of_spread, entropy[rows]).to(hidden.dtype)
-            torch.mm(of_logits, weight, out=of_hidden[rows])
+            if weight is None:
+                of_hidden[rows] = of_logits
+            else:
+                torch.mm(of_logits, weight, out=of_hidden[rows])
             if of_weight is not None:
                 _add_product(of_weight, of_logits.t(), hidden[rows])
             if of_bias is not None:
@@ -349,12 +320,12 @@ class _InChunks(torch.autograd.Function):
 
 
 def _log_softmax(
-    hidden: torch.Tensor, head: tuple[torch.Tensor, torch.Tensor | None], temperature: float
+    hidden: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, temperature: float
 ) -> torch.Tensor:
     """The log-softmax of a few tokens' logits, [tokens, vocabulary], float32."""
-    logits = linear(hidden, *head)
+    logits = hidden if weight is None else linear(hidden, weight, bias)
     if temperature != 1:
-        logits = logits.float().div_(temperature)
+        logits = logits.float() / temperature
     return torch.log_softmax(logits, -1, dtype=torch.float32)
 
 
