@@ -40,7 +40,7 @@ from swarm.learner.checkpoint.model_files import layout_of, load_model, save_sma
 from swarm.learner.messages import AuditRollout, TrainerConfig
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
-from swarm.learner.replay import replay, row_of
+from swarm.learner.replay import audit
 from swarm.learner.trainer import _stop_token_ids
 from swarm.models.device import pick_device
 from swarm.sampler.engine import EngineOptions, Generate, Install, Installed, Job, Sampled, Start
@@ -136,8 +136,8 @@ class Learner:
             AuditRollout(one.job.prompt_token_ids, drawn.token_ids, drawn.logprobs, one.job.seed)
             for one, drawn in pairs
         ]
-        rows, counts = [row_of(claim) for claim in claims], [len(drawn.token_ids) // 4 for _, drawn in pairs]
-        claimed = torch.cat([row.behaviour for row in rows]).numpy()
+        counts = [len(drawn.token_ids) // 4 for _, drawn in pairs]
+        claimed = np.concatenate([array("f", drawn.logprobs) for _, drawn in pairs])
         found: dict[str, Array] = {
             "token": np.concatenate([array("i", drawn.token_ids) for _, drawn in pairs]),
             "rollout": np.repeat([one.job.seed - FIRST_SEED for one, _ in pairs], counts),
@@ -146,12 +146,12 @@ class Learner:
             "claimed": claimed,
         }
         for learner in LEARNERS:
-            seeds, half = [claim.seed for claim in claims], learner == "bfloat16"
-            looked = replay(self._policy, rows, seeds, self._rules, self.device, ranks=Ranks(), half=half)
-            own = torch.cat([one.logprobs for one in looked]).numpy()
-            found[f"logprob_{learner}"] = own
-            found[f"error_{learner}"] = claimed - own
-            found[f"margin_{learner}"] = torch.cat([one.margins for one in looked]).numpy()
+            half = learner == "bfloat16"
+            looked = audit(self._policy, claims, self._rules, self.device, None, ranks=Ranks(), half=half)
+            errors, margins = (np.frombuffer(b"".join(one), np.float32) for one in (looked.errors, looked.margins))
+            found[f"logprob_{learner}"] = claimed - errors
+            found[f"error_{learner}"] = errors
+            found[f"margin_{learner}"] = margins
         return found
 
 

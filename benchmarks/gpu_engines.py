@@ -133,34 +133,31 @@ class Learner:
         self.be(version)
         rules = TrainerConfig(precision="bfloat16" if half else "float32", tokens_per_micro_batch=8192)
         policy = Policy(self.model, rules, temperature=1.0)
-        rows = [_row(job, sampled, number) for job, sampled in drawn]
+        rows = [row for row in (_row(job, sampled, number) for job, sampled in drawn) if len(row.behaviour)]
         nats, largest, tokens = 0.0, 0.0, 0.0
         for part in micro_batches(rows, rules, self.device):
             off = _log_ratio(policy, part)
             nats += float((off.exp() - 1 - off).clamp(max=MAX_TOKEN_KL).sum())
             largest = max(largest, float(off.abs().max()))
-            tokens += float(part.mask.sum())
+            tokens += len(off)
         return {"kl": nats / tokens if tokens else math.nan, "largest": largest, "tokens": tokens}
 
 
 @torch.no_grad()
 def _log_ratio(policy: Policy, part: MicroBatch) -> torch.Tensor:
-    return (policy.read(part).logprobs - part.behaviour) * part.mask
+    return policy.read(part).logprobs - part.behaviour
 
 
 def _row(job: Job, sampled: Sampled, number: int) -> Row:
     assert sampled.fault == "", sampled.fault
-    tokens = ints(sampled.token_ids)
-    mask = torch.zeros(len(tokens))
-    for span in sampled.spans:
-        mask[span.start : span.end] = float(span.version.version == number)
+    first = len(job.prompt_token_ids)
+    of_version = [span for span in sampled.spans if span.version.version == number]
+    drawn = torch.tensor([at for span in of_version for at in range(span.start, span.end)], dtype=torch.long)
     return Row(
-        token_ids=torch.tensor([*job.prompt_token_ids, *tokens]),
-        prompt_tokens=len(job.prompt_token_ids),
-        behaviour=torch.tensor(floats(sampled.logprobs)),
-        mask=mask,
-        advantage=0.0,
-        staleness=0,
+        token_ids=torch.tensor([*job.prompt_token_ids, *ints(sampled.token_ids)]),
+        prompt_tokens=first,
+        behaviour=torch.tensor(floats(sampled.logprobs))[drawn],
+        drawn=first + drawn,
     )
 
 

@@ -117,7 +117,6 @@ def row_of(prompt: tuple[int, ...], rollout: TrainRollout, seat: int = 0, advant
         token_ids=torch.tensor([*prompt, *array("i", rollout.token_ids)[begin : turns[-1].end]], dtype=torch.long),
         prompt_tokens=spans[0][0] + offset,
         behaviour=torch.tensor(array("f", rollout.logprobs))[drawn],
-        mask=torch.ones(len(drawn)),
         advantage=advantages[0] if len(advantages) == 1 else torch.tensor(advantages).repeat_interleave(counts),
         staleness=rollout.staleness,
         samplers=samplers,

@@ -25,18 +25,17 @@ class Row:
     """One rollout, or what one player of an episode reads and draws; on the CPU. token_ids: [prompt + completion].
 
     `drawn` are the indices of the tokens that count, in order, without an environment's; None: all after the prompt.
-    behaviour, mask, proximal, reference, and the advantage if it is not the same for all tokens: [drawn]. `proximal`
-    and `reference` are log-probs of the policy at the start of the step and of the model that the run began with, None
-    if the objective needs none. `samplers` are the nodes that claim the log-probs `behaviour`, and `drawn_by`
-    says which, by index, for each token; None: the first. A token counts as much as `mask` says.
+    behaviour, proximal, reference, and the advantage if it is not the same for all tokens: [drawn]. `proximal` and
+    `reference` are log-probs of the policy at the start of the step and of the model that the run began with, None if
+    the objective needs none. `samplers` are the nodes that claim the log-probs `behaviour`, and `drawn_by` says which,
+    by index, for each token; None: the first.
     """
 
     token_ids: torch.Tensor
     prompt_tokens: int
     behaviour: torch.Tensor
-    mask: torch.Tensor
-    advantage: float | torch.Tensor
-    staleness: int
+    advantage: float | torch.Tensor = 0.0
+    staleness: int = 0
     samplers: tuple[str, ...] = ("",)
     drawn: torch.Tensor | None = None
     drawn_by: torch.Tensor | None = None
@@ -60,9 +59,9 @@ class MicroBatch:
     token_ids, positions: [lines, width]; positions are None if each line is one row. `attention`, boolean [lines, 1,
     width, width]: which tokens (third dimension) see which (last); None: each sees all up to itself. `places` are flat
     indices into [lines * width] of the positions that predict the drawn tokens; places, targets and all fields up to
-    `voices`: [tokens]. `counts` is the number of drawn tokens of each row, and `numbers` are the indices of these rows.
-    A voice is one sampler in one row: `voices` has the voice of each token, `voices_of` the number of voices in each
-    row.
+    `voices`: [tokens]. A token counts as much as `mask` says. `counts` is the number of drawn tokens of each row, and
+    `numbers` are the indices of these rows. A voice is one sampler in one row: `voices` has the voice of each token,
+    `voices_of` the number of voices in each row.
     """
 
     token_ids: torch.Tensor
@@ -85,13 +84,11 @@ class MicroBatch:
         """Split `values`, [tokens], by row."""
         return dict(zip(self.numbers, values.split(self.counts), strict=True))
 
-
-def without_weight(row: Row) -> Row:
-    """A row as long as `row` that changes no gradient and no figure."""
-    zeros = torch.zeros_like(row.behaviour)
-    proximal, reference = (None if old is None else zeros for old in (row.proximal, row.reference))
-    mask = torch.zeros_like(row.mask)
-    return replace(row, behaviour=zeros, mask=mask, advantage=0.0, proximal=proximal, reference=reference)
+    def without_weight(self) -> MicroBatch:
+        """The same pass, which changes no gradient and no figure."""
+        zeros = torch.zeros_like(self.behaviour)
+        proximal, reference = (None if old is None else zeros for old in (self.proximal, self.reference))
+        return replace(self, behaviour=zeros, mask=zeros, advantages=zeros, proximal=proximal, reference=reference)
 
 
 def by_prompt(rows: Sequence[Row]) -> list[list[int]]:
@@ -151,7 +148,7 @@ def _micro_batch(rows: Sequence[Row], lines: Sequence[Line], device: torch.devic
         places=torch.cat([index[at - 1] for index, at in zip(indices, drawn, strict=True)]).to(device),
         targets=torch.cat([row.token_ids[at] for row, at in zip(own, drawn, strict=True)]).to(device),
         behaviour=torch.cat([row.behaviour for row in own]).to(device),
-        mask=torch.cat([row.mask for row in own]).to(device),
+        mask=torch.ones(sum(counts), device=device),
         advantages=torch.cat(advantages).to(device),
         staleness=torch.tensor([row.staleness for row in own]).repeat_interleave(repeats).to(device),
         voices=torch.cat(voices).to(device),

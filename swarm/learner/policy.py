@@ -54,15 +54,6 @@ class Draws:
     positions: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """Figures of the completion tokens, [tokens]. `margins`: how far, in nats, the token is from being the best under
-    its noise; 0 for the token that these weights and this arithmetic draw."""
-
-    logprobs: torch.Tensor
-    margins: torch.Tensor
-
-
 class PolicyModel(torch.nn.Module):
     """`model`, a causal language model, with log-probs instead of logits.
 
@@ -182,12 +173,12 @@ class Policy:
 
     @torch.no_grad()
     def replay(
-        self, part: MicroBatch, draws: Draws, weights: dict[str, torch.Tensor] | None = None, *, half: bool = False
-    ) -> Replayed:
-        """Compute how far the completion tokens are from those that `draws` give with these weights, or with its own;
-        in float32 unless `half`, or there are only bf16 weights."""
-        logprobs, margins = self._pass(part, half or self.module.weights_in_half, weights, draws)
-        return Replayed(logprobs=logprobs, margins=margins)
+        self, part: MicroBatch, draws: Draws, weights: dict[str, torch.Tensor] | None = None, half: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs and margins of completion tokens with these weights, or with its own; in float32 unless `half`, or
+        there are only bf16 weights. A margin is how far, in nats, the token is from being the best under its noise; 0
+        for the token that these weights and this arithmetic draw."""
+        return self._pass(part, half or self.module.weights_in_half, weights, draws)
 
     @torch.no_grad()
     def settle(self, config: TrainerConfig, device: torch.device) -> tuple[TrainerConfig, tuple[str, ...]]:
@@ -421,9 +412,6 @@ def _probe_rows(vocab_size: int) -> list[Row]:
             token_ids=torch.cat([prompt, torch.randint(vocab_size, (tokens,), generator=draw)]),
             prompt_tokens=len(prompt),
             behaviour=torch.zeros(tokens),
-            mask=torch.ones(tokens),
-            advantage=0.0,
-            staleness=0,
         )
         for tokens in PROBE_TOKENS
     ]

@@ -25,7 +25,9 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from swarm.broadcast.version.manifest import TensorSpec
+from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.checkpoint.model_files import load_model, stored_weights, write_staging
+from swarm.learner.messages import TrainerConfig
 from swarm.learner.optimizer import local
 from swarm.learner.policy import PolicyModel
 from swarm.models.device import pick_device, put_back, round_off
@@ -66,6 +68,17 @@ class Ranks:
     def share(self, tokens: Sequence[int]) -> list[int]:
         """The indices, in order, of the rows that this rank computes; `tokens` are the lengths of all rows."""
         return list(range(len(tokens)))
+
+    def divide(
+        self, rows: Sequence[Row], config: TrainerConfig, device: torch.device
+    ) -> tuple[list[int], list[MicroBatch], list[MicroBatch]]:
+        """The indices of this rank's rows, their micro-batches, and micro-batches without weight that make up the
+        number: every rank takes part in every pass."""
+        places = self.share([len(row.token_ids) for row in rows])
+        parts = micro_batches([rows[place] for place in places], config, device)
+        shortest = min(rows, key=lambda row: len(row.token_ids))
+        (idle,) = micro_batches([shortest], config, device)
+        return places, parts, [idle.without_weight()] * (self.most(len(parts)) - len(parts))
 
     def backward(self, loss: torch.Tensor, module: PolicyModel, *, is_last: bool) -> None:
         """Add the gradient of `loss` to the minibatch's, summed over ranks. `is_last`: this is its last pass."""

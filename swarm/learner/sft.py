@@ -115,11 +115,8 @@ class Tuner(Trainer):
             if start != token_ids[: len(start)] or stop != token_ids[: len(stop)]:
                 raise UserError("a token spans the prompt and the answer: end the prompt before a space, say")
             places += range(max(1, len(start)), len(stop))  # Nothing predicts the very first token
-        drawn, ones = torch.tensor(places), torch.ones(len(places))
-        ids, first = torch.tensor(token_ids), places[0]
-        return Row(
-            token_ids=ids, prompt_tokens=first, drawn=drawn, behaviour=ones, mask=ones, advantage=0.0, staleness=0
-        )
+        drawn, behaviour = torch.tensor(places), torch.zeros(len(places))
+        return Row(token_ids=torch.tensor(token_ids), prompt_tokens=places[0], drawn=drawn, behaviour=behaviour)
 
     def _chat(self, chat: Chat, first: int, arguments: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
         """A chat as text, and, for each answer from message `first` on, the text before it and the text up to its

@@ -13,7 +13,7 @@ import torch
 from swarm.learner.adapter import WithoutAdapter
 from swarm.learner.advantages import reward_figures, rows_of
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms, typical_mismatch
-from swarm.learner.batch import MicroBatch, Row, by_prompt, micro_batches, without_weight
+from swarm.learner.batch import MicroBatch, Row, by_prompt
 from swarm.learner.checkpoint.saving import Parts
 from swarm.learner.claims import MIN_TOKENS, TOKEN_DISTANCE, Claim, Claims
 from swarm.learner.messages import Alarm, TrainerConfig, TrainGroup
@@ -99,7 +99,7 @@ class Update:
     @torch.no_grad()
     def read_all(self, rows: Sequence[Row], policy: Policy | WithoutAdapter) -> list[torch.Tensor]:
         found: dict[int, torch.Tensor] = {}
-        places, parts, idle = self._share(rows)
+        places, parts, idle = self._at.ranks.divide(rows, self._config, self._at.device)
         with self._at.rounded():
             for part in parts:
                 logprobs = policy.read(part).logprobs.cpu()
@@ -110,26 +110,15 @@ class Update:
         found = self._at.ranks.merge(found)
         return [found[place] for place in range(len(rows))]
 
-    def _share(self, rows: Sequence[Row]) -> tuple[list[int], list[MicroBatch], list[MicroBatch]]:
-        """The indices of this rank's rows, their micro-batches, and micro-batches without weight that make up the
-        number: every rank takes part in every pass."""
-        ranks, at = self._at.ranks, self._at
-        places = ranks.share([len(row.token_ids) for row in rows])
-        parts = micro_batches([rows[place] for place in places], self._config, at.device)
-        missing = ranks.most(len(parts)) - len(parts)
-        shortest = min(rows, key=lambda row: len(row.token_ids))
-        idle = micro_batches([without_weight(shortest)], self._config, at.device) * missing
-        return places, parts, idle
-
     def optimizer_step(self, rows: Sequence[Row], sums: Sums, *, is_first: bool, teaching: float = 1.0) -> list[Claim]:
         """Accumulate the gradient over micro-batches and step. The weight of a token depends on the whole minibatch,
         not on how it is divided, and on `teaching`, the share of groups with any variance: the others were left out,
         but count in the mean. Return the claims of all rows."""
         config, rollouts = self._config, len(rows) / teaching
-        tokens = max(1.0, sum(float(row.mask.sum()) for row in rows)) / teaching
+        tokens = max(1, sum(len(row.behaviour) for row in rows)) / teaching
         own: Sums = defaultdict(float)
         claimed: dict[int, torch.Tensor] = {}
-        places, parts, idle = self._share(rows)
+        places, parts, idle = self._at.ranks.divide(rows, self._config, self._at.device)
         passes = [*parts, *idle]
         with self._at.rounded():
             for number, part in enumerate(passes, start=1):

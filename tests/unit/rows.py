@@ -81,12 +81,10 @@ def small_model(name: str) -> Any:
 
 def row(prompt: Sequence[int], completion: Sequence[int], *, staleness: int = 0, advantage: float = 1.0) -> Row:
     """Log-probs are -1, -2, ... so that a shift would show."""
-    tokens = len(completion)
     return Row(
         token_ids=torch.tensor([*prompt, *completion]),
         prompt_tokens=len(prompt),
-        behaviour=-1.0 - torch.arange(tokens),
-        mask=torch.ones(tokens),
+        behaviour=-1.0 - torch.arange(len(completion)),
         advantage=advantage,
         staleness=staleness,
     )

@@ -69,7 +69,6 @@ def test_rows_keep_what_belongs_to_their_rollout() -> None:
     rows = rows_of([group_of(one(2, 1.0, staleness=3), one(1, 0.0, truncated=True))], KEEP)
     assert [row.token_ids.tolist() for row in rows] == [[1, 5, 6, 3, 4], [1, 5, 6, 3]]
     assert [row.behaviour.tolist() for row in rows] == [[-1.0, -2.0], [-1.0]]
-    assert [row.mask.tolist() for row in rows] == [[1.0, 1.0], [1.0]]
     assert [(row.prompt_tokens, row.staleness) for row in rows] == [(3, 3), (3, 0)]
 
 
@@ -199,7 +198,6 @@ def test_only_what_was_drawn_counts_in_the_row_of_an_episode() -> None:
     assert first.token_ids.tolist() == [1, 5, 6, 3, 4, 5, 6, 7], "nothing after its last word"
     assert first.places.tolist() == [3, 4, 7]
     assert first.behaviour.tolist() == [-1.0, -2.0, -5.0]
-    assert first.mask.tolist() == [1.0, 1.0, 1.0]
     assert (second.places.tolist(), second.behaviour.tolist()) == ([4, 5], [-2.0, -3.0])
     assert [first.advantage, second.advantage] == pytest.approx([1.0, -1.0], rel=1e-3)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
 from swarm.errors import UserError
-from swarm.learner.batch import Row, without_weight
+from swarm.learner.batch import micro_batches
+from swarm.learner.messages import TrainerConfig
 from swarm.learner.process import torchrun_options
 from swarm.learner.ranks import TORCHRUN_VARIABLE
 from swarm.learner.sharded import Sharded, _own_device, check_parent
 from swarm.settings import LeadConfig
+from tests.unit.rows import CPU, row
 
 
 class Alone(Sharded):
@@ -42,22 +45,15 @@ def test_ranks_hold_the_rows_that_torch_gives_them(rows: int, count: int) -> Non
     assert held == chunks + [[]] * (count - len(chunks))
 
 
-def test_a_row_without_weight_keeps_its_tokens_alone() -> None:
-    hostile = Row(
-        token_ids=torch.tensor([1, 2, 3]),
-        prompt_tokens=1,
-        behaviour=torch.tensor([-1e4, 0.0]),
-        mask=torch.ones(2),
-        advantage=float("nan"),
-        staleness=0,
-        reference=torch.tensor([-5.0, -5.0]),
-    )
-    made = without_weight(hostile)
-    assert made.token_ids is hostile.token_ids
-    assert (made.advantage, made.proximal) == (0, None)
-    assert made.mask.tolist() == made.behaviour.tolist() == [0, 0]
+def test_a_pass_without_weight_keeps_its_tokens_alone() -> None:
+    hostile = replace(row([1], [2, 3], advantage=float("nan")), reference=torch.tensor([-5.0, -5.0]))
+    (part,) = micro_batches([hostile], TrainerConfig(), CPU)
+    made = part.without_weight()
+    assert made.token_ids is part.token_ids
+    assert made.proximal is None
     assert made.reference is not None
-    assert made.reference.tolist() == [0, 0]
+    for zeros in (made.behaviour, made.mask, made.advantages, made.reference):
+        assert zeros.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 
-from swarm.learner.batch import Row
-from swarm.learner.messages import Audit, AuditRollout, Train, TrainerConfig
-from swarm.learner.policy import Policy, Replayed
+from swarm.learner.messages import Audit, Audited, AuditRollout, Train, TrainerConfig
+from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
-from swarm.learner.replay import replay, row_of
+from swarm.learner.replay import audit
 from swarm.sampler.engine import Generate, Job, Sampled
 from swarm.sampler.transformers import TransformersEngine
 from swarm.types import SamplingRules
@@ -47,93 +48,69 @@ def draw(staged: Staged, temperature: float = 1.0) -> tuple[Sampled, ...]:
     return engine.generate(Generate(jobs=tuple(jobs(temperature))), lambda: None).samples
 
 
-def replayed(
+def claims(samples: Sequence[Sampled], temperature: float = 1.0) -> list[AuditRollout]:
+    pairs = zip(jobs(temperature), samples, strict=True)
+    return [AuditRollout(job.prompt_token_ids, one.token_ids, one.logprobs, job.seed) for job, one in pairs]
+
+
+def audited(
     model: torch.nn.Module,
-    samples: tuple[Sampled, ...],
+    rollouts: Sequence[AuditRollout],
     *,
     temperature: float = 1.0,
     rules: TrainerConfig | None = None,
     weights: dict[str, torch.Tensor] | None = None,
-) -> list[Replayed]:
-    rows = [
-        Row(
-            token_ids=torch.tensor([*job.prompt_token_ids, *array("i", sampled.token_ids)]),
-            prompt_tokens=len(job.prompt_token_ids),
-            behaviour=torch.tensor(array("f", sampled.logprobs)),
-            mask=torch.ones(LENGTH),
-            advantage=0.0,
-            staleness=0,
-        )
-        for job, sampled in zip(jobs(temperature), samples, strict=True)
-    ]
+) -> Audited:
     rules = rules or TrainerConfig()
-    policy = Policy(model, rules, temperature=temperature)
-    return replay(policy, rows, [job.seed for job in jobs(temperature)], rules, CPU, weights, ranks=Ranks())
+    return audit(Policy(model, rules, temperature=temperature), rollouts, rules, CPU, weights, ranks=Ranks())
 
 
-def margins(found: list[Replayed]) -> torch.Tensor:
-    return torch.cat([one.margins for one in found])
+def whole(parts: tuple[bytes, ...]) -> NDArray[np.float32]:
+    return np.frombuffer(b"".join(parts), np.float32)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize(
-    "rules", [TrainerConfig(), TrainerConfig.model_construct(tokens_per_micro_batch=40), TrainerConfig(packing=True)]
-)
+@pytest.mark.parametrize("rules", [TrainerConfig(), TrainerConfig.model_construct(tokens_per_micro_batch=40)])
 def test_an_honest_engine_s_tokens_are_the_best_under_their_noise(
     staged: tuple[Staged, Staged], temperature: float, rules: TrainerConfig
 ) -> None:
-    samples = draw(staged[0], temperature)
-    found = replayed(published(staged[0].model), samples, temperature=temperature, rules=rules)
-    assert len(margins(found)) == SAMPLES * LENGTH
-    assert float(margins(found).min()) >= 0.0
-    assert float(margins(found).max()) < 1e-3
-    for one, sampled in zip(found, samples, strict=True):
-        assert one.logprobs.tolist() == pytest.approx(array("f", sampled.logprobs).tolist(), abs=1e-4)
+    rollouts = claims(draw(staged[0], temperature), temperature)
+    found = audited(published(staged[0].model), rollouts, temperature=temperature, rules=rules)
+    assert len(whole(found.margins)) == SAMPLES * LENGTH
+    assert whole(found.margins).min() >= 0.0
+    assert whole(found.margins).max() < 1e-3
+    assert np.abs(whole(found.errors)).max() < 1e-4
 
 
 def test_other_weights_are_seen_and_can_be_named(staged: tuple[Staged, Staged]) -> None:
     """A few tokens in a hundred would be drawn by both."""
-    samples, (own, other) = draw(staged[1]), (published(one.model) for one in staged)
-    missed = margins(replayed(own, samples))
-    assert float((missed > 0.05).float().mean()) > 0.2
+    rollouts, (own, other) = claims(draw(staged[1])), (published(one.model) for one in staged)
+    assert (whole(audited(own, rollouts).margins) > 0.05).mean() > 0.2
     weights = {f"model.{name}": tensor for name, tensor in other.named_parameters()}
-    assert float(margins(replayed(own, samples, weights=weights)).max()) < 1e-3
+    assert whole(audited(own, rollouts, weights=weights).margins).max() < 1e-3
 
 
 def test_another_temperature_is_seen(staged: tuple[Staged, Staged]) -> None:
-    missed = margins(replayed(published(staged[0].model), draw(staged[0], 0.8)))
-    assert float((missed > 0.05).float().mean()) > 0.02
+    found = audited(published(staged[0].model), claims(draw(staged[0], 0.8)))
+    assert (whole(found.margins) > 0.05).mean() > 0.02
 
 
 def test_one_token_put_in_another_s_place_is_seen(staged: tuple[Staged, Staged]) -> None:
-    samples = list(draw(staged[0]))
-    tokens = array("i", samples[0].token_ids)
+    first, *others = claims(draw(staged[0]))
+    tokens = array("i", first.token_ids)
     tokens[4] = next(token for token in range(3, 9) if token != tokens[4])
-    found = replayed(published(staged[0].model), (replace_tokens(samples[0], tokens), *samples[1:]))
-    assert float(found[0].margins[4]) > 0.05
-    assert float(margins(found[1:]).max()) < 1e-3
-
-
-def replace_tokens(sampled: Sampled, tokens: array[int]) -> Sampled:
-    return Sampled(token_ids=tokens.tobytes(), logprobs=sampled.logprobs, spans=sampled.spans, finish=sampled.finish)
-
-
-def whole(parts: tuple[bytes, ...]) -> NDArray[np.float32]:
-    return np.concatenate([np.frombuffer(one, np.float32) for one in parts])
+    found = audited(published(staged[0].model), [structs.replace(first, token_ids=tokens.tobytes()), *others])
+    assert array("f", found.margins[0])[4] > 0.05
+    assert whole(found.margins[1:]).max() < 1e-3
 
 
 def test_greedy_answers_are_the_best_without_noise(staged: tuple[Staged, Staged]) -> None:
-    model = published(staged[0].model)
-    policy, prompt = (
-        Policy(model, TrainerConfig(), temperature=1.0),
-        torch.tensor([list(jobs(1.0)[0].prompt_token_ids)]),
-    )
+    model, prompt = published(staged[0].model), jobs(1.0)[0].prompt_token_ids
     with torch.no_grad():
-        best = int(model(prompt).logits[0, -1].argmax())
-        for token, is_best in ((best, True), (best - 1, False)):
-            row = row_of(AuditRollout(tuple(prompt[0].tolist()), ints(token), floats(0.0), seed=None))
-            (found,) = replay(policy, [row], [None], TrainerConfig(), CPU, ranks=Ranks())
-            assert (float(found.margins[0]) == 0.0) == is_best
+        best = int(model(torch.tensor([prompt])).logits[0, -1].argmax())
+    rollouts = [AuditRollout(prompt, ints(token), floats(0.0), seed=None) for token in (best, best - 1)]
+    margins = whole(audited(model, rollouts).margins)
+    assert margins[0] == 0.0 < margins[1]
 
 
 def test_a_trainer_audits_with_weights_that_it_no_longer_has(tmp_path: Path) -> None:
@@ -146,15 +123,8 @@ def test_a_trainer_audits_with_weights_that_it_no_longer_has(tmp_path: Path) -> 
     drawn = draw(stage_model(published(trainer._model), tmp_path / "sampler"))
     trainer.step(Train(step=0, groups=(group([1.0, 0.0, 0.0, 0.0]),)))
     trainer.stage()
-    asked = tuple(
-        AuditRollout(
-            prompt_token_ids=job.prompt_token_ids,
-            token_ids=sampled.token_ids,
-            logprobs=sampled.logprobs,
-            seed=job.seed + lied,
-        )
-        for job, sampled, lied in zip(jobs(1.0), drawn, [0] * (SAMPLES - 1) + [1], strict=True)
-    )
+    *honest, last = claims(drawn)
+    asked = (*honest, structs.replace(last, seed=jobs(1.0)[-1].seed + 1))
     found = trainer.audit(Audit(path=str(kept), rollouts=asked))
     assert whole(found.margins)[:-LENGTH].max() < 1e-3
     assert (whole(found.margins)[-LENGTH:] > 1e-3).sum() > 3, "with another seed it draws other tokens"
