@@ -10,7 +10,6 @@ scale.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -105,26 +104,26 @@ def _whole(tensors: list[torch.Tensor], step: int, rate: float, decay: float) ->
 
 
 @cache
-def _streams(device: torch.device) -> list[Any]:
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
     """Two streams, the same for all parameters, since torch reuses freed memory only on the stream that it was freed
-    on."""
-    return [stream_of(device) for _ in range(2)]
+    on; none on a CPU."""
+    return [torch.cuda.Stream(device) for _ in range(2)] if device.type == "cuda" else []
 
 
 def _by_pieces(tensors: list[torch.Tensor], step: int, rate: float, decay: float) -> None:
     """On two streams, so that one piece is copied in while another is copied back. On return the host has all
     pieces."""
-    device, is_cuda = tensors[0].device, tensors[0].is_cuda
+    device = tensors[0].device
     streams = _streams(device)
-    for stream in streams if is_cuda else ():
+    for stream in streams:
         stream.wait_stream(torch.cuda.current_stream(device))
     pieces = zip(*(tensor.view(-1).split(PIECE) for tensor in tensors), strict=True)
     for number, (weight, gradient, *kept) in enumerate(pieces):
-        with on(device, streams[number % 2]):
-            moments = [piece.to(device, non_blocking=is_cuda, copy=True) for piece in kept]
+        with torch.cuda.stream(streams[number % 2] if streams else None):
+            moments = [piece.to(device, non_blocking=True, copy=True) for piece in kept]
             _whole([weight, gradient, *moments], step, rate, decay)
             for piece, moment in zip(kept, moments, strict=True):
-                piece.copy_(moment, non_blocking=is_cuda)
+                piece.copy_(moment, non_blocking=True)
     for stream in streams:
         stream.synchronize()
 
@@ -149,18 +148,3 @@ def pin(memory: torch.Tensor, device: torch.device) -> None:
     if device.type == "cuda" and memory.numel():
         # Torch rounds its own pinned memory up to powers of two. Unchecked, CUDA would report an error in a later call.
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
-
-
-class _Now(torch.cpu.Stream):
-    """A stream on a CPU, whose work is done when a call returns."""
-
-    def synchronize(self) -> None:
-        pass
-
-
-def stream_of(device: torch.device) -> Any:
-    return torch.cuda.Stream(device) if device.type == "cuda" else _Now()
-
-
-def on(device: torch.device, stream: Any) -> AbstractContextManager[None]:
-    return (torch.cuda if device.type == "cuda" else torch.cpu).stream(stream)  # type: ignore[no-any-return]
