@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -28,14 +28,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from swarm.broadcast.version.manifest import TensorSpec
+from swarm.broadcast.version.manifest import ITEM_BYTES, TensorSpec
 from swarm.errors import EchoError, UserError
-from swarm.learner.checkpoint.model_files import load_model, put, read_stored, stream_places
+from swarm.learner.checkpoint.model_files import load_model, read_stored, streamed_bytes
 from swarm.learner.memory import whole_gradient_bytes
 from swarm.learner.optimizer import local as _local
 from swarm.learner.policy import PolicyModel, layers_of
 from swarm.learner.ranks import TORCHRUN_VARIABLE, Ranks
-from swarm.models.device import as_streamed, pick_device
+from swarm.models.device import TORCH_DTYPES, as_streamed, pick_device
 
 PATIENCE = timedelta(days=365)  # Timeout of a collective: commands may be hours apart, and the node notices hangs
 
@@ -224,60 +224,58 @@ class Sharded(Ranks):
 
     @contextmanager
     def with_weights(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> Iterator[None]:
-        """Replace each rank's rows with the stored ones, which rank 0 reads, and restore them from host memory at the
-        end."""
+        """Replace each rank's rows with the stored ones, which rank 0 reads one tensor at a time, and restore them from
+        host memory at the end."""
         if not self.from_first(path.exists()):
             raise FileNotFoundError(path)
-        trained = {spec: tensor for spec, tensor in tensors.items() if not spec.frozen}
-        own = [_local(tensor).detach().to("cpu", copy=True) for tensor in trained.values()]
+        own = [_local(tensor).detach().to("cpu", copy=True) for tensor in tensors.values()]
+        stored = read_stored(tensors, path) if self.rank == 0 else ((spec, None) for spec in tensors)
         try:
-            for tensor, whole in zip(trained.values(), self._stored(tensors, path), strict=True):
-                self.fill(tensor, whole)
+            for spec, whole in stored:
+                self.fill(tensors[spec], whole)
             yield
         finally:
             with torch.no_grad():
-                for tensor, kept in zip(trained.values(), own, strict=True):
+                for tensor, kept in zip(tensors.values(), own, strict=True):
                     _local(tensor).copy_(kept)
-
-    def _stored(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> Iterator[torch.Tensor | None]:
-        """Yield the stored tensors, one at a time, on rank 0; None for each on other ranks."""
-        if self.rank:
-            yield from (None for spec in tensors if not spec.frozen)
-            return
-        yield from (whole for _, whole in read_stored(tensors, path))
 
     @torch.no_grad()
     def stage(self, tensors: dict[TensorSpec, torch.Tensor], path: Path) -> None:
         """Ranks on rank 0's machine write their rows into the file themselves; other ranks send them to rank 0."""
-        is_near = self._machines[self.rank] == self._machines[0]
-        places = self.together(lambda: stream_places(tensors, path) if is_near else None)
-        far = [rank for rank in range(self.count) if self._machines[rank] != self._machines[0]]
-        for place, own, first in self._own_rows(places, tensors.values()) if places is not None else ():
-            put(place, own, first)
-        for number, tensor in enumerate(tensors.values()):
-            if not isinstance(tensor, DTensor):
-                continue
-            local = _local(tensor)
-            if places is None:
-                self._send(as_streamed(local, self.first(tensor)))
-                continue
-            for rank in far if self.rank == 0 else ():
-                self._receive(places[number][self._rows(tensor, rank)], rank)
+        far = [rank for rank, machine in enumerate(self._machines) if machine != self._machines[0]]
+        if self.rank in far:
+            for tensor in tensors.values():
+                if isinstance(tensor, DTensor):
+                    self._send(as_streamed(_local(tensor), self.first(tensor)))
+        else:
+            path.touch()
+            start = 0
+            with path.open("r+b") as file:
+                for spec, tensor in tensors.items():
+                    for first, rows in self._written_here(spec, tensor, far):
+                        file.seek(start + first * ITEM_BYTES[spec.dtype])
+                        file.write(streamed_bytes(rows, first))
+                    start += spec.nbytes
         # The file is complete only when every rank has written.
         dist.barrier()
 
     # -- rows -----------------------------------------------------------------------------------------------
 
-    def _own_rows(
-        self, places: Sequence[torch.Tensor], tensors: Iterable[torch.Tensor]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-        """Yield, for each tensor, where this rank's rows go in the file, the rows, and the index of their first item. A
+    def _written_here(
+        self, spec: TensorSpec, tensor: torch.Tensor, far: Sequence[int]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield this rank's rows, and on rank 0 those of the ranks `far`, each with the index of their first item. A
         tensor that is not sharded belongs to rank 0."""
-        for place, tensor in zip(places, tensors, strict=True):
-            if isinstance(tensor, DTensor):
-                yield place[self._rows(tensor, self.rank)], _local(tensor), self.first(tensor)
-            elif self.rank == 0:
-                yield place, tensor, 0
+        if not isinstance(tensor, DTensor):
+            if self.rank == 0:
+                yield 0, tensor
+            return
+        yield self.first(tensor), _local(tensor)
+        for rank in far if self.rank == 0 else ():
+            rows = self._rows(tensor, rank)
+            part = torch.empty((rows.stop - rows.start, *tensor.shape[1:]), dtype=TORCH_DTYPES[spec.dtype])
+            self._receive(part, rank)
+            yield rows.start * tensor.shape[1:].numel(), part
 
     def first(self, tensor: torch.Tensor) -> int:
         return int(self._rows(tensor, self.rank).start) * tensor.shape[1:].numel() if isinstance(tensor, DTensor) else 0

@@ -131,17 +131,16 @@ def has_full_attention(model: Any) -> bool:
     return kinds == {"full_attention"} and window is None and bool(stated(config, "num_attention_heads"))
 
 
-MAPPED_FILES = 2  # The staging file of several ranks and its learner's map, which change places
-_MAPPED: Bounded[tuple[int, int, bool], torch.Tensor] = Bounded(MAPPED_FILES)
+_MAPPED: Bounded[tuple[int, int], torch.Tensor] = Bounded(2)  # A node's map, and the file that takes its place
 
 
-def mapped_file(path: str | Path, nbytes: int, *, shared: bool) -> torch.Tensor:
-    """Map a file, for writing if it is `shared`, or find its map: in a new one each page faults when it is first used,
-    which takes longer than a copy. While a file is mapped no other one gets its inode."""
+def mapped_file(path: str | Path, nbytes: int) -> torch.Tensor:
+    """Map a file for reading, or find its map: in a new one each page faults when it is first used, which takes longer
+    than a copy. While a file is mapped no other one gets its inode."""
     state = os.stat(path)
-    key = state.st_dev, state.st_ino, shared
+    key = state.st_dev, state.st_ino
     flat = _MAPPED.pop(key, None)
     if flat is None or not flat.nbytes == nbytes == state.st_size:
-        flat = torch.from_file(str(path), shared=shared, size=nbytes, dtype=torch.uint8)
+        flat = torch.from_file(str(path), shared=False, size=nbytes, dtype=torch.uint8)
     _MAPPED[key] = flat
     return flat

@@ -89,7 +89,7 @@ def mapped_tensors(path: str, layout: Layout) -> Iterator[tuple[TensorSpec, torc
     """Yield the file's tensors in layout order: views of one read-only map, to be copied and never kept."""
     from swarm.models.device import TORCH_DTYPES, mapped_file
 
-    flat = mapped_file(path, layout.total_bytes, shared=False)
+    flat = mapped_file(path, layout.total_bytes)
     for spec, span in zip(layout.tensors, tensor_spans(layout), strict=True):
         yield spec, flat[span.at].view(TORCH_DTYPES[spec.dtype]).view(spec.shape)
 

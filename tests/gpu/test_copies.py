@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 import torch
 
-from swarm.learner.checkpoint.model_files import stream_places, stream_tensors, write_staging
+from swarm.learner.checkpoint.model_files import read_stored, stream_tensors, write_staging
 from swarm.learner.checkpoint.saving import Saver, Snapshot
 from swarm.learner.messages import Save, Train
 from swarm.models.device import as_streamed
@@ -34,7 +34,7 @@ def test_staged_weights_are_those_of_the_moment(device: torch.device, tmp_path: 
         with torch.no_grad():
             model.weight.copy_(busy(device)[:1, :1] * torch.randn(1024, MANY // 1024, device=device))
         write_staging(tensors, tmp_path / "staging.bin")
-        stored = [place.clone() for place in stream_places(tensors, tmp_path / "staging.bin")]
+        stored = [kept for _, kept in read_stored(tensors, tmp_path / "staging.bin")]
         expected = [as_streamed(tensor.detach().cpu()) for tensor in tensors.values()]
         assert all(torch.equal(*pair) for pair in zip(stored, expected, strict=True)), turn
 

@@ -17,7 +17,7 @@ from swarm.errors import UserError
 from swarm.learner.adapter import as_published, is_adapted, is_of_adapter, module_name, save_config, shape_of_tensor
 from swarm.learner.checkpoint.files import in_stream_dtype
 from swarm.learner.tiny import tiny_model, tiny_tokenizer, warm_model
-from swarm.models.device import TORCH_DTYPES, as_streamed, mapped_file, stream_dtype
+from swarm.models.device import TORCH_DTYPES, as_streamed, stream_dtype
 from swarm.settings import TINY, TINY_WARM
 from swarm.wire import Digest
 
@@ -164,13 +164,13 @@ def write_staging(tensors: dict[TensorSpec, torch.Tensor], path: Path, *, only_t
             if only_trained and spec.frozen:
                 file.seek(spec.nbytes, SEEK_CUR)
             else:
-                file.write(as_streamed(as_published(own)).cpu().reshape(-1).view(torch.uint8).numpy().data)
+                file.write(streamed_bytes(as_published(own)))
 
 
-def put(place: torch.Tensor, tensor: torch.Tensor, first: int = 0) -> None:
-    """Write a tensor, or the part of it from item `first` on, to `place` in host memory. Returns when it is there."""
+def streamed_bytes(tensor: torch.Tensor, first: int = 0) -> memoryview:
+    """The bytes of a tensor in the stream, or of the part of it that begins at item `first`."""
     # Cast on the device: half as many bytes cross the bus.
-    place.copy_(as_streamed(tensor, first))
+    return as_streamed(tensor, first).cpu().reshape(-1).view(torch.uint8).numpy().data
 
 
 def stored_weights(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
@@ -193,12 +193,3 @@ def read_stored(specs: Iterable[TensorSpec], path: Path) -> Iterator[tuple[Tenso
             kept = torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
             file.readinto(kept.view(-1).view(torch.uint8).numpy().data)
             yield spec, kept
-
-
-def stream_places(tensors: dict[TensorSpec, torch.Tensor], path: Path) -> list[torch.Tensor]:
-    """Map the file at `path`, and return the part for each tensor of the stream."""
-    total = sum(spec.nbytes for spec in tensors)
-    # torch would make the file readable only for its owner; it becomes the learner's weight map.
-    path.touch()
-    parts = mapped_file(path, total, shared=True).split([spec.nbytes for spec in tensors])
-    return [part.view(TORCH_DTYPES[spec.dtype]).view(spec.shape) for part, spec in zip(parts, tensors, strict=True)]
