@@ -30,9 +30,9 @@ HANG_S = 600.0  # A trainer that reports no progress for this long is restarted
 MACHINES_START_S = 600.0  # Longest wait for trainer ranks on other machines, where a person has to start them
 
 
-class TrainerProcess:
-    """Starts `swarm.learner.trainer` and calls it; its files are in the run directory. `torchrun` are torchrun's
-    options, for several ranks. `say` gets lines about work that takes long."""
+class TrainerProcess(Child):
+    """The child `swarm.learner.trainer`; its files are in the run directory. `torchrun` are torchrun's options, for
+    several ranks. `say` gets lines about work that takes long. `stop` loses a checkpoint that is being written."""
 
     def __init__(
         self,
@@ -42,10 +42,7 @@ class TrainerProcess:
         torchrun: tuple[str, ...] = (),
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._run_dir = run_dir
-        self.files_dir = run_dir / MODEL
-        self.staging = run_dir / STAGING
-        self._child = Child(
+        super().__init__(
             "trainer",
             "swarm.learner.ranks" if torchrun else "swarm.learner.trainer",
             *torchrun,
@@ -54,38 +51,37 @@ class TrainerProcess:
             start_s=MACHINES_START_S if "--nnodes" in torchrun else START_S,
             say=say,
         )
+        self._run_dir = run_dir
+        self.files_dir = run_dir / MODEL
+        self.staging = run_dir / STAGING
 
     async def prepare(self, config: LeadConfig, longest_completion: int, resume: Path | None = None) -> Prepared:
         """Start the child and load the model, and the checkpoint `resume` if given. UserError if there is no such
         model, or the checkpoint belongs to another one."""
-        await self._child.start()
+        await self.start()
         given = trainer_config(config, self._run_dir, longest_completion).model_dump(mode="json")
-        return await self._child.call(Prepare(config=given, resume=str(resume) if resume else ""), Prepared)
+        return await self.call(Prepare(config=given, resume=str(resume) if resume else ""), Prepared)
 
     async def train(
         self, step: int, groups: list[TrainGroup], lineage: bytes = b"", learning_rate: float | None = None
     ) -> Trained:
         """Take one learner step. `lineage` is the digest of all batches up to this one."""
         command = Train(step=step, groups=tuple(groups), lineage=lineage, learning_rate=learning_rate)
-        return await self._child.call(command, Trained)
+        return await self.call(command, Trained)
 
     async def audit(self, path: Path, rollouts: tuple[AuditRollout, ...], fast: bool) -> Audited:
-        return await self._child.call(Audit(path=str(path), rollouts=rollouts, fast=fast), Audited)
+        return await self.call(Audit(path=str(path), rollouts=rollouts, fast=fast), Audited)
 
     async def stage(self) -> Done:
-        return await self._child.call(Stage(), Done)
+        return await self.call(Stage(), Done)
 
     async def save(self, directory: Path, step: int) -> Done:
         """Begin to write a checkpoint of the present state. The next `train`, or `flush`, returns whether it
         succeeded."""
-        return await self._child.call(Save(directory=str(directory), step=step), Done)
+        return await self.call(Save(directory=str(directory), step=step), Done)
 
     async def flush(self) -> Saved:
-        return await self._child.call(Flush(), Saved)
-
-    async def stop(self) -> None:
-        """End the child; a checkpoint that is being written is lost."""
-        await self._child.stop()
+        return await self.call(Flush(), Saved)
 
 
 def torchrun_options(config: LeadConfig) -> tuple[str, ...]:

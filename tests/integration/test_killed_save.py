@@ -10,7 +10,6 @@ from swarm.errors import ChildFailed
 from swarm.learner.checkpoint.files import checkpoint_path, newest_whole, prune
 from swarm.learner.messages import Saved
 from swarm.learner.process import TrainerProcess
-from swarm.process import Child
 from swarm.settings import LeadConfig
 from tests.unit.trainers import group
 
@@ -43,7 +42,7 @@ async def test_a_trainer_killed_while_saving_leaves_the_checkpoint_before(
     monkeypatch.setenv("DIE_AT", path)
     config, root = LeadConfig(device="cpu"), tmp_path / "checkpoints"
     dying = TrainerProcess(tmp_path, hang_s=HANG_S)
-    dying._child = Child("trainer", "tests.integration.killed_save", log=tmp_path / "dying.log", hang_s=HANG_S)
+    dying._module = "tests.integration.killed_save"
     await dying.prepare(config, 6)
     await dying.train(0, [group([1.0, 0.0])], LINEAGE)
     await dying.stage()

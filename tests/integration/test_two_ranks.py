@@ -227,7 +227,7 @@ async def _live(of_one: Path, other_model: str, directory: Path) -> Two:
     async def prepare(resume: str = "", **settings: Any) -> Prepared:
         """As at the start, but in the same process."""
         config = trainer_config(CONFIG.model_copy(update=settings), directory, LONGEST)
-        return await process._child.call(Prepare(config=config.model_dump(mode="json"), resume=resume), Prepared)
+        return await process.call(Prepare(config=config.model_dump(mode="json"), resume=resume), Prepared)
 
     async def resume(there: Path) -> tuple[Trained, bytes]:
         await prepare(str(there))
@@ -260,9 +260,9 @@ async def _live(of_one: Path, other_model: str, directory: Path) -> Two:
         assert await process.flush() == Saved(step=len(BATCHES), fault="")
         masters = load_file(directory / "half" / TENSORS)
         half = Half(trained=trained, staged=await stage(), masters=masters)
-        (rank,) = psutil.Process(process._child.pid).children()
+        (rank,) = psutil.Process(process.pid).children()
         os.kill(rank.pid, signal.SIGSTOP)
-        process._child._hang_s = 0.1
+        process._hang_s = 0.1
         with pytest.raises(ChildFailed) as ended:
             await process.stage()
         assert psutil.wait_procs([rank], timeout=60)[1] == []
