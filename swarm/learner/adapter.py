@@ -23,7 +23,7 @@ from swarm.broadcast.version.manifest import AdapterShape
 from swarm.errors import UserError
 from swarm.extras import how_to_have, require
 from swarm.learner.batch import MicroBatch
-from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_metadata, name_in_adapter
+from swarm.learner.checkpoint.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_hub_name, name_in_adapter
 from swarm.learner.policy import Policy, TokenFigures
 from swarm.types import BasePrecision
 from swarm.wire import Digest
@@ -32,7 +32,6 @@ NEEDS_PEFT = f"this run trains an adapter, which takes the package peft: {how_to
 ALPHA = 2.0  # Times the rank. The adapter is scaled by alpha / rank, so the scale is the same at every rank.
 NF4_BLOCK = 64  # Numbers of a matrix that share a scale, as in QLoRA and by default in transformers
 OF_ADAPTER = re.compile(r"\.lora_[AB](?=\.weight$)")  # In names of the stream
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def targets_of(model: Any) -> list[str]:
@@ -90,11 +89,6 @@ def is_of_adapter(name: str) -> bool:
 def module_name(name: str) -> str:
     """The model's own name of a trained tensor, by its name in the stream."""
     return OF_ADAPTER.sub(lambda found: f"{found[0]}.default", name)
-
-
-def is_hub_name(name: str) -> bool:
-    """Whether this is a name on the hub, which others can use, and not a path on this machine."""
-    return HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
 class WithoutAdapter:
@@ -188,9 +182,9 @@ def save_config(model: Any, directory: Path) -> None:
 
 def save_adapter(model: Any, tokenizer: Any, directory: Path, state: dict[str, torch.Tensor], base: str) -> None:
     """Write the bf16 tensors `state` of an adapter, by their names in the stream, so that peft and vLLM can load them;
-    and the tokenizer."""
+    and the tokenizer. `base` is the digest of its model."""
     tensors = {name_in_adapter(name): tensor.contiguous() for name, tensor in state.items()}
-    metadata = adapter_metadata(base) | {"base_precision": getattr(model, "base_precision", "bf16")}
+    metadata = {"format": "pt", "base": base, "base_precision": getattr(model, "base_precision", "bf16")}
     save_file(tensors, directory / ADAPTER_WEIGHTS, metadata=metadata)
     save_config(model, directory)
     tokenizer.save_pretrained(directory)

@@ -32,13 +32,11 @@ PIECE = PIECE_BYTES // 4  # Elements of a moment in a piece; two pieces are on t
 
 
 class AdamW(torch.optim.Optimizer):
-    """Decoupled weight decay, arXiv 1711.05101. UserError for 8 bits without bitsandbytes."""
+    """Decoupled weight decay, arXiv 1711.05101. `Trainer` has made sure that bitsandbytes is there for 8 bits."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], states: OptimizerStates, **defaults: float) -> None:
         super().__init__(parameters, defaults)
         self._states = states
-        if states == "8bit":
-            require("quantized", 'optimizer_states = "8bit"')
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]  # Without closure

@@ -11,17 +11,16 @@ so.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from safetensors.torch import load_model as read_weights
-from safetensors.torch import save_model as write_weights
+from safetensors.torch import load_model, save
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from swarm.files import write_atomically
 from swarm.learner.messages import TrainerConfig
 from swarm.settings import TINY
 from swarm.tasks.digits import SKILLS, draw_number
@@ -73,7 +72,7 @@ def warm_model(seed: int, kept_in: Path | None = None) -> Any:
     kept = kept_in / "base.safetensors" if kept_in is not None else None
     if kept is not None and kept.is_file():
         model = tiny_model(seed)
-        read_weights(model, kept)
+        load_model(model, kept)
         return model
     from swarm.learner.sft import Example, Tuner  # It imports this module
 
@@ -85,10 +84,7 @@ def warm_model(seed: int, kept_in: Path | None = None) -> Any:
         tuner.learn([tuner.row(Example(prompt=prompt, completion=answer), {}) for prompt, answer in skills])
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        # Every rank of a trainer writes it, and none may read a file that another has half written.
-        partial = kept.with_suffix(f".{os.getpid()}.partial")
-        write_weights(tuner.model, str(partial))
-        partial.replace(kept)
+        write_atomically(kept, save(dict(tuner.model.named_parameters())))
     return tuner.model
 
 

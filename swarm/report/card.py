@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from swarm.learner.checkpoint.files import HERE, is_hub_name
 from swarm.report.figures import Figures
 from swarm.run.directory import ORIGIN
-from swarm.settings import CHANGEABLE, EMBEDDED, LeadConfig
+from swarm.settings import CHANGEABLE, LeadConfig
 from swarm.settings_file import as_toml
 
 ALWAYS = ("model", "task", "seed")  # Settings that are shown at their defaults too
@@ -17,8 +18,6 @@ DECIDE = ("max_staleness", "publish_every_steps", "steps", "target")
 """Settings that the weights depend on although they may change when a run is resumed."""
 
 OF_THE_NETWORK = ("beat_s", "reward_timeout_s")
-HERE = (".", "/", "~")  # A name that begins so is a path on this machine and not one on the hub
-
 
 USE = """tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
 model = AutoModelForCausalLM.from_pretrained("DIRECTORY", dtype="auto")"""
@@ -40,7 +39,7 @@ def model_card(found: Figures, step: int, *, alone: bool = False) -> str:
         "---",
         f"library_name: {'peft' if alone else 'transformers'}",
         "pipeline_tag: text-generation",
-        *([f"base_model: {json.dumps(base)}"] if _is_hub_name(base) else []),
+        *([f"base_model: {json.dumps(base)}"] if is_hub_name(base) else []),
         "tags:\n- reinforcement-learning\n- grpo\n- echo-node",
         "---",
         f"# {_shown(base)} after reinforcement learning on {_shown(task)}",
@@ -117,12 +116,6 @@ def _libraries(found: Figures) -> Iterator[str]:
         versions = [f"{name} {version}" for name, version in known.items()]
         yield ""
         yield f"Python {found.ran_on.get('python')}, {', '.join(versions)}; trained on {found.ran_on.get('device')}."
-
-
-def _is_hub_name(model: str) -> bool:
-    """Whether a model has a name of the hub (NAME or OWNER/NAME) and is not a directory here with such a name."""
-    named = model not in EMBEDDED and model.count("/") <= 1 and not model.startswith(HERE)
-    return named and not Path(model).exists()
 
 
 def _shown(name: str) -> str:

@@ -28,6 +28,7 @@ from swarm.broadcast.store.disk import require_room
 from swarm.errors import UserError
 from swarm.files import sync_path
 from swarm.learner.messages import AlarmState, ClaimState
+from swarm.settings import EMBEDDED
 
 PARTIAL = ".partial"  # Ending of directories that are being written or removed
 LOCK = ".lock"  # The file that is locked; some systems cannot lock a directory (NFS)
@@ -36,6 +37,7 @@ STATE = "trainer.json"
 TENSORS = "trainer.safetensors"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # As peft names them
 BEST = "best"  # Symbolic link in the run directory to the checkpoint nearest to the best evaluated version
+HERE = (".", "/", "~")  # A name that begins so is a path on this machine and not one on the hub
 STEP_NAME = re.compile(r"step-([0-9]{6,18})")  # Names sort as text up to a million steps; the code compares numbers
 MAX_JSON_BYTES = 1 << 20  # Of a file that is read; digests.json has 130 bytes for each file, trainer.json about 5,000
 BLOCK_BYTES = 1 << 20  # Read at once when a file is hashed; larger blocks were not faster
@@ -49,8 +51,7 @@ class FileDigest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TrainerState(msgspec.Struct, frozen=True):
     """trainer.json: the number of learner steps, the digest (hexadecimal) of all their batches, the size of the model,
-    and the state of the alarms and of the audit of claims, which old checkpoints lack. For an adapter also `base`, the
-    digest of its model."""
+    and the state of the alarms and of the audit of claims. For an adapter also `base`, the digest of its model."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
     lineage: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
@@ -269,9 +270,11 @@ def name_in_adapter(name: str) -> str:
     return f"base_model.model.{name}"
 
 
-def adapter_metadata(base: str) -> dict[str, str]:
-    """Metadata for the safetensors file of an adapter, with the digest of its model."""
-    return {"format": "pt", "base": base}
+def is_hub_name(model: str) -> bool:
+    """Whether a model has a name of the hub (NAME or OWNER/NAME), which others can use, and is not a directory here
+    with such a name."""
+    named = model not in EMBEDDED and model.count("/") <= 1 and not model.startswith(HERE)
+    return named and not Path(model).exists()
 
 
 # -- files ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_model
 
 from benchmarks.learning import OneProcess
 from swarm.learner import tiny as models
@@ -21,13 +20,17 @@ def weights(model: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def test_what_is_made_is_the_same_for_the_same_seed_and_has_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_made_is_the_same_for_the_same_seed_has_learned_and_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(models, "WARM_STEPS", 12)
     before = weights(tiny_model(0))
-    one, other, third = warm_model(0), warm_model(0), warm_model(1)
+    one, other, third = warm_model(0, tmp_path), warm_model(0), warm_model(1)
     assert torch.equal(weights(one), weights(other))
     assert not torch.equal(weights(one), weights(third))
     assert not torch.equal(weights(one), before)
+    monkeypatch.setattr(models, "WARM_STEPS", 0)
+    assert torch.equal(weights(load_model("tiny-warm", 0, tmp_path)[0]), weights(one)), "it is not made again"
 
 
 def test_lessons_leave_the_held_out_numbers_alone_and_are_of_all_skills() -> None:
@@ -54,12 +57,6 @@ def test_the_base_has_all_four_skills_and_a_few_learner_steps_elicit_the_one_tha
     assert sum(rewards[:3]) / 3 < 0.4
     assert sum(rewards[-3:]) / 3 > 0.45
     assert process.accuracy() > 0.6
-
-
-def test_what_was_made_is_read_and_not_made_again(tmp_path: Path) -> None:
-    other = tiny_model(5)
-    save_model(other, str(tmp_path / "base.safetensors"))
-    assert torch.equal(weights(load_model("tiny-warm", 0, tmp_path)[0]), weights(other))
 
 
 @torch.inference_mode()
