@@ -25,7 +25,6 @@ from swarm.process import NoParent
 from tests.unit.trainers import group, trainer_in
 
 RANK_S = 240.0  # Of the process under torchrun, with its imports
-IN_BF16 = TrainerConfig(precision="bfloat16")
 BATCH = (group([0.0, 1.0, 0.5]), group([1.0, 0.5, 0.0]))
 
 
@@ -38,7 +37,7 @@ def rank(device: torch.device) -> dict[str, float]:
         if done.returncode:
             raise SystemExit(done.stdout[-2000:] + done.stderr[-4000:])
         found = json.loads(done.stdout.strip().splitlines()[-1])
-        alone = _step(trainer_in(Path(directory) / "alone", device=str(device), compute=IN_BF16))
+        alone = _step(trainer_in(Path(directory) / "alone", device=str(device), precision="bfloat16"))
     return {
         "backend_is_nccl": float(found["backend"] == "nccl"),
         "gathers_in_bf16": float(found["gathers_in_bf16"]),

@@ -41,7 +41,7 @@ from swarm.learner.messages import (
     TrainRollout,
 )
 from swarm.learner.process import TrainerProcess, torchrun_options, trainer_config
-from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
 from swarm.models.device import as_streamed
 from swarm.process import NoParent
@@ -49,6 +49,7 @@ from swarm.settings import LeadConfig
 from swarm.types import Turn
 from tests.builders import floats, ints
 from tests.integration.processes import PATIENCE_S, eventually, free_port, swarm_in
+from tests.unit.models import model_directory
 
 pytestmark = pytest.mark.slow
 
@@ -162,14 +163,8 @@ def alone(directory: Path, resume: str = "", **settings: Any) -> Trainer:
 @pytest.fixture(scope="module")
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory as people have it, of a model whose head is not tied, with dimensions that two do not divide."""
-    config = tiny_model(0).config
-    config.update({"tie_word_embeddings": False, "intermediate_size": 77, "vocab_size": 15})
-    directory = tmp_path_factory.mktemp("model")
-    torch.manual_seed(5)
-    auto: Any = AutoModelForCausalLM
-    auto.from_config(config).save_pretrained(directory)
-    tiny_tokenizer().save_pretrained(directory)
-    return str(directory)
+    odd = {"tie_word_embeddings": False, "intermediate_size": 77, "vocab_size": 15}
+    return model_directory(tmp_path_factory.mktemp("model"), **odd)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from swarm.broadcast.version.codec import tensor_sum
 from swarm.broadcast.version.manifest import Layout
@@ -58,6 +58,19 @@ def moe_model(seed: int) -> Any:
     torch.manual_seed(seed)
     untyped: Any = Qwen3MoeForCausalLM
     return untyped(config)
+
+
+def model_directory(directory: Path, model: Any = None, **changed: Any) -> str:
+    """A directory as people have it, with the tiny tokenizer and `model`, or the tiny model with `changed` settings."""
+    if model is None:
+        config = tiny_model(0).config
+        config.update(changed)
+        torch.manual_seed(5)
+        auto: Any = AutoModelForCausalLM
+        model = auto.from_config(config)
+    model.save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return str(directory)
 
 
 def stage_model(model: Any, directory: Path) -> Staged:

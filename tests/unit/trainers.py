@@ -13,25 +13,11 @@ from swarm.process import NoParent
 from tests.builders import floats, ints
 
 
-def trainer_config(directory: Path, *configs: TrainerConfig | None, **settings: Any) -> TrainerConfig:
-    """What `configs` set and `settings`, of a tiny model that learns at once."""
-    given: dict[str, Any] = {"learning_rate": 1e-3, "warmup_steps": 1, "device": "cpu"}
-    for config in configs:
-        given |= config.model_dump(exclude_unset=True) if config is not None else {}
+def trainer_in(directory: Path, *, resume: Path | None = None, **settings: Any) -> Trainer:
+    """A trainer of a tiny model that learns at once."""
+    given = {"learning_rate": 1e-3, "warmup_steps": 1, "device": "cpu", "run_dir": directory, **settings}
     # Unchecked: tests cut micro-batches smaller than a user may.
-    return TrainerConfig.model_construct(**{**given, "run_dir": directory, **settings})
-
-
-def trainer_in(
-    directory: Path,
-    *,
-    learning: TrainerConfig | None = None,
-    compute: TrainerConfig | None = None,
-    resume: Path | None = None,
-    **settings: Any,
-) -> Trainer:
-    config = trainer_config(directory, learning, compute, **settings)
-    return Trainer(config, NoParent(), resume=str(resume) if resume else "")
+    return Trainer(TrainerConfig.model_construct(**given), NoParent(), resume=str(resume) if resume else "")
 
 
 def weights(trainer: Trainer) -> torch.Tensor:

@@ -53,14 +53,7 @@ class Snapshot:
     is_shared: bool
 
 
-def take(
-    parts: Parts,
-    *,
-    step: int,
-    lineage: bytes,
-    alarms: AlarmState | None = None,
-    claims: ClaimState | None = None,
-) -> Snapshot:
+def take(parts: Parts, *, step: int, lineage: bytes, alarms: AlarmState, claims: ClaimState) -> Snapshot:
     """Take a snapshot of everything that a learner step changes. A single rank on a CPU does not copy tensors that only
     an optimiser step changes: for a small model the copy would take half as much memory as its training."""
     kept: dict[str, torch.Tensor] = {}
@@ -77,8 +70,8 @@ def take(
         step=step,
         lineage=lineage.hex(),
         parameters=parameters_of(parts.model),
-        alarms=alarms or AlarmState(),
-        claims=claims or ClaimState(),
+        alarms=alarms,
+        claims=claims,
         base=parts.base.hex(),
     )
     return Snapshot(tensors=kept, state=state, is_shared=is_shared)

@@ -99,9 +99,3 @@ def test_the_same_rows_are_cut_alike_and_equal_ones_stay_in_order() -> None:
     assert [part.numbers for part in cut(rows, 4)] == [(0, 1), (2, 3), (4,)]
     assert [part.numbers for part in cut(rows, None)] == [(0, 1, 2, 3, 4)]
     assert cut([], 6) == cut([], None) == []
-
-
-def test_former_log_probs_are_there_only_if_every_row_has_them() -> None:
-    (part,) = cut(ROWS, None)
-    assert part.proximal is None
-    assert part.reference is None

@@ -17,7 +17,7 @@ from swarm.learner.policy import Policy
 from swarm.learner.trainer import Trainer
 from swarm.types import Turn
 from tests.builders import floats, ints
-from tests.unit.trainers import group, trainer_in, weights
+from tests.unit.trainers import trainer_in, weights
 
 PROMPT = (1, 4)
 EPISODES = (
@@ -39,10 +39,10 @@ def rollouts() -> tuple[TrainRollout, ...]:
 
 
 def moved_trainer(
-    directory: Path, rules: TrainerConfig, compute: TrainerConfig, monkeypatch: pytest.MonkeyPatch
+    directory: Path, rules: TrainerConfig, monkeypatch: pytest.MonkeyPatch, **settings: Any
 ) -> tuple[Trainer, list[torch.Tensor]]:
     """A trainer whose policy is no longer its reference, and which keeps its gradients instead of stepping."""
-    trainer = trainer_in(directory, learning=rules, compute=compute, minibatches=1)
+    trainer = trainer_in(directory, **rules.model_dump(exclude_unset=True), **settings, minibatches=1)
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in trainer._model.parameters():
@@ -100,8 +100,7 @@ def masked_step(model: Any, reference: Any, rules: TrainerConfig) -> tuple[float
 def test_the_gradient_is_that_of_the_masked_formula(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: TrainerConfig, tokens_per_micro_batch: int | None
 ) -> None:
-    compute = TrainerConfig.model_construct(tokens_per_micro_batch=tokens_per_micro_batch)
-    trainer, kept = moved_trainer(tmp_path, rules, compute, monkeypatch)
+    trainer, kept = moved_trainer(tmp_path, rules, monkeypatch, tokens_per_micro_batch=tokens_per_micro_batch)
     reference = trainer._update._at.reference
     other = reference.module.model if isinstance(reference, Policy) else trainer._model
     expected, gradients = masked_step(trainer._model, other, rules)
@@ -112,22 +111,6 @@ def test_the_gradient_is_that_of_the_masked_formula(
     norm, largest = max(1.0, figures["grad_norm"]), max(float(one.abs().max()) for one in gradients)
     for found, one in zip(kept, gradients, strict=True):
         torch.testing.assert_close(norm * found.double(), one, atol=2e-6 * largest, rtol=1e-4)
-
-
-@pytest.mark.parametrize("credit", ["episode", "turn"])
-def test_an_episode_of_one_turn_is_a_completion_bit_for_bit(tmp_path: Path, credit: str) -> None:
-    plain = group([1.0, 0.0, 0.25, 0.0])
-    whole = tuple(
-        structs.replace(one, turns=(Turn(start=0, end=one.length, reward=one.reward),)) for one in plain.rollouts
-    )
-    ends = []
-    for number, made in enumerate((plain, structs.replace(plain, rollouts=whole))):
-        rules = TrainerConfig(task="frozen-lake", credit=credit)  # type: ignore[arg-type]
-        trainer = trainer_in(tmp_path / str(number), learning=rules)
-        done = trainer.step(Train(step=0, groups=(made,))).metrics
-        ends.append((weights(trainer), {name: value for name, value in done.items() if "episode/" not in name}))
-    assert torch.equal(ends[0][0], ends[1][0])
-    assert ends[0][1] == ends[1][1]
 
 
 def test_each_node_answers_for_the_turns_that_it_drew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

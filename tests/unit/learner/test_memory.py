@@ -34,60 +34,62 @@ from swarm.learner.messages import TrainerConfig
 from swarm.learner.optimizer import adamw
 from swarm.learner.policy import CHUNK_BYTES, Policy, arrange
 from swarm.learner.process import trainer_config
-from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
 from swarm.models.device import has_full_attention, stated
 from swarm.models.memory import GIB, weights_bytes
 from swarm.process import NoParent
 from swarm.settings import LeadConfig
 from swarm.types import OptimizerStates
+from tests.unit.models import model_directory
 from tests.unit.rows import CPU, small_model
 from tests.unit.trainers import trainer_in
 
 # Qwen3-4B.
 FOUR_B, ON_GPU = reckoned.shape("4B"), replace(reckoned.ON_GPU, tokens=16_384)
-CUDA, HALF = torch.device("cuda:0"), TrainerConfig(precision="bfloat16")
+CUDA = torch.device("cuda:0")
 
 
 def rules_of(states: OptimizerStates) -> TrainerConfig:
     return TrainerConfig(precision="bfloat16", optimizer_states=states)
 
 
-def total(setting: Setting) -> int:
-    return sum(step_bytes(FOUR_B, setting).values())
+PARAMETERS = FOUR_B.parameters
+HEAD_GRADIENT = 8 * 151_936 * 2560
 
 
-def test_each_part_is_counted_for_what_it_is() -> None:
+@pytest.mark.parametrize(
+    ("change", "part", "nbytes"),
+    [
+        # With checkpointing the layer that is computed alone, with its gradient, and what is in no layer.
+        ({}, "weights gathered or in bf16", 2 * (2 * FOUR_B.layer_parameters + FOUR_B.other_parameters)),
+        ({}, "logits", 2.5 * CHUNK_BYTES + HEAD_GRADIENT),
+        ({"in_chunks": False}, "logits", 3 * 4 * 16_384 * 151_936 + HEAD_GRADIENT),
+        ({"has_reference": True}, "weights of the reference", 4 * PARAMETERS),
+        ({"on_host": True}, "a checkpoint", 2 * PARAMETERS),
+        ({"has_dense_mask": True}, "the mask of packed rows", 5 * 16_384**2),
+        ({"states": "host"}, "gradients and AdamW", 4 * PARAMETERS + STREAMED_BYTES),
+        ({"ranks": 8}, "gradients and AdamW", 12 * PARAMETERS // 8),
+    ],
+)
+def test_each_part_is_counted_for_what_it_is(change: dict[str, Any], part: str, nbytes: float) -> None:
+    assert step_bytes(FOUR_B, replace(ON_GPU, **change))[part] == pytest.approx(nbytes, rel=1e-9)
+
+
+def test_nothing_else_is_counted_and_checkpointing_leaves_few_activations() -> None:
     parts = step_bytes(FOUR_B, ON_GPU)
     assert set(parts) == {"gradients and AdamW", "weights gathered or in bf16", "logits", "activations"}
-    # With checkpointing the layer that is computed alone, with its gradient, and what is in no layer.
-    assert parts["weights gathered or in bf16"] == 2 * (2 * FOUR_B.layer_parameters + FOUR_B.other_parameters)
-    assert parts["logits"] == 2.5 * CHUNK_BYTES + 8 * 151_936 * 2560
-
-
-def test_what_else_is_there_is_added() -> None:
-    assert total(replace(ON_GPU, has_reference=True)) - total(ON_GPU) == 4 * FOUR_B.parameters
-    assert total(replace(ON_GPU, on_host=True)) - total(ON_GPU) == 2 * FOUR_B.parameters
-    assert total(replace(ON_GPU, has_dense_mask=True)) - total(ON_GPU) == 5 * 16_384**2
-    whole = step_bytes(FOUR_B, replace(ON_GPU, in_chunks=False))["logits"]
-    assert whole == 3 * 4 * 16_384 * 151_936 + 8 * 151_936 * 2560
     without = step_bytes(FOUR_B, replace(ON_GPU, activation_checkpointing=False))["activations"]
-    assert without > 10 * step_bytes(FOUR_B, ON_GPU)["activations"]
-    eight_bits = step_bytes(FOUR_B, replace(ON_GPU, states="8bit"))["gradients and AdamW"]
-    assert eight_bits == pytest.approx((4 + 2 + 8 / 256) * FOUR_B.parameters, rel=1e-9)
-    # Rows of 896 are no whole blocks of 256, so nothing would be saved.
-    odd = replace(FOUR_B, hidden=896)
-    assert step_bytes(odd, replace(ON_GPU, states="8bit"))["gradients and AdamW"] == 12 * FOUR_B.parameters
-    # Nor are the rows of an adapter.
-    adapter, in_8_bits = reckoned.shape("4B", 32), replace(ON_GPU, states="8bit")
-    assert step_bytes(adapter, in_8_bits)["gradients and AdamW"] == step_bytes(adapter, ON_GPU)["gradients and AdamW"]
-    host = step_bytes(FOUR_B, replace(ON_GPU, states="host"))["gradients and AdamW"]
-    assert host == 4 * FOUR_B.parameters + STREAMED_BYTES
-    on_cpu = step_bytes(FOUR_B, replace(ON_GPU, states="host", on_host=True))["gradients and AdamW"]
-    assert on_cpu == 12 * FOUR_B.parameters
-    eight = step_bytes(FOUR_B, replace(ON_GPU, ranks=8))
-    assert eight["gradients and AdamW"] == 12 * FOUR_B.parameters // 8
-    assert eight["activations"] == step_bytes(FOUR_B, ON_GPU)["activations"]
+    assert without > 10 * parts["activations"]
+    assert step_bytes(FOUR_B, replace(ON_GPU, ranks=8))["activations"] == parts["activations"]
+
+
+def test_moments_whose_rows_are_no_whole_blocks_stay_in_float32() -> None:
+    for shape in (replace(FOUR_B, hidden=896), reckoned.shape("4B", 32)):
+        some, others = (
+            step_bytes(shape, one)["gradients and AdamW"] for one in (replace(ON_GPU, states="8bit"), ON_GPU)
+        )
+        assert some == others == 12 * shape.trained
 
 
 @pytest.mark.parametrize(
@@ -138,20 +140,10 @@ def test_ranks_need_room_for_what_each_of_them_has_whole() -> None:
     assert step_bytes(more, replace(ON_GPU, ranks=8))["weights gathered or in bf16"] - tied == 8 * 388_958_720
 
 
-def test_a_model_whose_weights_cannot_fit_is_refused_before_it_is_loaded() -> None:
-    one = replace(FOUR_B, parameters=10**9, trained=10**9)
-    check_weights(one, HALF, CUDA, (16 * 10**9, 14 * 10**9), 1)
-    with pytest.raises(UserError, match=r"on cuda:0: to train 4,022,468,096 parameters takes 59.9 GiB"):
-        check_weights(FOUR_B, HALF, CUDA, (23 * GIB, 10**12), 1)
-    check_weights(FOUR_B, HALF, CUDA, (23 * GIB, 10**12), 5)
-    with pytest.raises(UserError, match="on the host"):
-        check_weights(one, HALF, CUDA, (10**12, 10**9), 1)
-
-
 @pytest.mark.parametrize(
     ("states", "free_gib", "host_gib", "fault"),
     [
-        ("float32", 40, 1000, r"on cuda:0: .* takes 59.9 GiB .*, and 40.0 GiB are free"),
+        ("float32", 40, 1000, r"on cuda:0: to train 4,022,468,096 .* takes 59.9 GiB .*, and 40.0 GiB are free"),
         ("float32", 70, 40, "on the host: .* take 52.4 GiB, and 40.0 GiB are free"),
         ("8bit", 70, 20, "on the host: .* take 30.1 GiB, and 20.0 GiB are free"),
         ("host", 70, 80, "on the host: moments that are kept there, .* take 82.4 GiB, and 80.0 GiB are free"),
@@ -162,6 +154,11 @@ def test_where_moments_are_is_known_before_the_model_is_loaded(
 ) -> None:
     with pytest.raises(UserError, match=fault):
         check_weights(FOUR_B, rules_of(states), CUDA, (free_gib * GIB, host_gib * GIB), 1)
+
+
+def test_ranks_share_the_weights_and_a_cpu_keeps_nothing_twice() -> None:
+    check_weights(FOUR_B, rules_of("float32"), CUDA, (23 * GIB, 10**12), 5)
+    assert kept_on_host(FOUR_B, replace(ON_GPU, on_host=True)) == 0
 
 
 CARD_80, CARD_24 = 78 * GIB, 23 * GIB  # What a card of 80 GB, and one of 24, has free at first
@@ -210,13 +207,6 @@ def test_versions_of_adapters_are_as_large_as_was_published() -> None:
         assert [round(2 * reckoned.shape(name, rank).trained / 1e6) for rank in (1, 8, 32)] == megabytes
 
 
-def test_what_the_host_keeps_follows_the_settings() -> None:
-    assert kept_on_host(FOUR_B, ON_GPU) == 14 * FOUR_B.parameters
-    assert kept_on_host(FOUR_B, replace(ON_GPU, states="host")) == 22 * FOUR_B.parameters
-    assert kept_on_host(FOUR_B, replace(ON_GPU, states="8bit")) < 8.1 * FOUR_B.parameters
-    assert kept_on_host(FOUR_B, replace(ON_GPU, on_host=True)) == 0
-
-
 @pytest.mark.parametrize("name", ["qwen3", "llama", "window", "capped", "scaled", "dropout", "alibi"])
 def test_the_shape_of_every_architecture_is_read(name: str) -> None:
     model = small_model(name)
@@ -238,9 +228,7 @@ def test_a_model_is_counted_from_its_configuration_alone(tmp_path: Path) -> None
 
 
 def test_free_memory_is_read_and_shared_among_ranks() -> None:
-    free = read_free_bytes(CPU, ranks=1)
-    assert 1 << 20 < free < 1 << 50
-    assert read_free_bytes(CPU, ranks=4) < free / 2
+    assert 0 < read_free_bytes(CPU, ranks=4) < read_free_bytes(CPU, ranks=1) / 2
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -299,24 +287,22 @@ def test_a_trainer_says_how_it_computes_and_refuses_what_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_module, "SMALL_MODEL_PARAMETERS", 1000)
-    tiny_model(0).save_pretrained(tmp_path / "tiny")
-    tiny_tokenizer().save_pretrained(tmp_path / "tiny")
-    trainer = trainer_in(tmp_path, model=str(tmp_path / "tiny"))
+    model = model_directory(tmp_path / "tiny")
+    trainer = trainer_in(tmp_path, model=model)
     assert trainer.prepared().notes == (
         "a learner step takes up to 16,384 tokens at a time, padded, each prompt once, in float32",
     )
-    elsewhere = TrainerConfig(activation_checkpointing=True, optimizer_states="host")
-    trainer = trainer_in(tmp_path, model=str(tmp_path / "tiny"), compute=elsewhere)
+    trainer = trainer_in(tmp_path, model=model, activation_checkpointing=True, optimizer_states="host")
     (line,) = trainer.prepared().notes
     assert line.endswith("in float32, with activation checkpointing, and AdamW's moments on the host")
     assert trainer._model.is_gradient_checkpointing
     monkeypatch.setattr(trainer_module, "read_free_bytes", lambda device, ranks: 2_000_000)
     with pytest.raises(UserError, match="a step of"):
-        trainer_in(tmp_path, model=str(tmp_path / "tiny"))
+        trainer_in(tmp_path, model=model)
     monkeypatch.setattr(trainer_module, "read_free_bytes", lambda device, ranks: 1_000_000)
     monkeypatch.setattr(ranks_module, "load_model", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(UserError, match="too little memory on cpu"):
-        trainer_in(tmp_path, model=str(tmp_path / "tiny"))
+        trainer_in(tmp_path, model=model)
 
 
 @pytest.mark.parametrize(("prompt", "longest"), [(7, 10), (None, 128)])

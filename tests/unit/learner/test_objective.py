@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -238,7 +238,7 @@ def test_gspo_has_one_ratio_for_all_tokens_of_a_rollout() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_with_any_objective_makes_rewarded_tokens_likelier(name: ObjectiveName, tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, learning=TrainerConfig(objective=name))
+    trainer = trainer_in(tmp_path, objective=name)
 
     def likelihood() -> float:
         logits = trainer._model(input_ids=torch.tensor([[1, 4, 13]])).logits[0, -1]
@@ -253,7 +253,7 @@ def test_a_step_with_any_objective_makes_rewarded_tokens_likelier(name: Objectiv
 
 @pytest.mark.parametrize("name", NAMES)
 def test_hostile_log_probs_leave_finite_weights(name: ObjectiveName, tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, learning=TrainerConfig(objective=name))
+    trainer = trainer_in(tmp_path, objective=name)
     figures = trainer.step(Train(step=0, groups=(group([1.0, 0.0], logprob=-1e4), group([0.0, 1.0])))).metrics
     assert all(torch.isfinite(p).all() for p in trainer._model.parameters())
     assert all(math.isfinite(value) for value in figures.values())
@@ -262,15 +262,15 @@ def test_hostile_log_probs_leave_finite_weights(name: ObjectiveName, tmp_path: P
 def test_the_reference_is_the_model_that_the_run_began_with(tmp_path: Path) -> None:
     """At the first optimiser step the distance is zero; after a resume it is that to the first weights, not the
     checkpoint's."""
-    rules = TrainerConfig(kl_weight=0.1)
+    rules: dict[str, Any] = {"kl_weight": 0.1, "minibatches": 1, "learning_rate": 1e-2}
     batch = (group([1.0, 0.0, 0.0]),)
-    trainer = trainer_in(tmp_path / "first", learning=rules, minibatches=1, learning_rate=1e-2)
+    trainer = trainer_in(tmp_path / "first", **rules)
     assert trainer.step(Train(step=0, groups=batch)).metrics["kl"] == pytest.approx(0.0, abs=1e-6)
     second = trainer.step(Train(step=1, groups=batch)).metrics["kl"]
     assert second > 1e-4
     checkpoint = saved(trainer, tmp_path / "checkpoint-2", 2)
     third = trainer.step(Train(step=2, groups=batch)).metrics["kl"]
-    again = trainer_in(tmp_path / "again", learning=rules, minibatches=1, learning_rate=1e-2, resume=checkpoint)
+    again = trainer_in(tmp_path / "again", **rules, resume=checkpoint)
     assert again.step(Train(step=2, groups=batch)).metrics["kl"] == pytest.approx(third)
     assert third > 1e-3
 
@@ -279,15 +279,3 @@ def test_without_a_weight_there_is_no_distance_and_no_second_model(tmp_path: Pat
     trainer = trainer_in(tmp_path)
     assert trainer._update._at.reference is None
     assert "kl" not in trainer.step(Train(step=0, groups=(group([1.0, 0.0]),))).metrics
-
-
-def test_micro_batches_add_up_to_the_whole(tmp_path: Path) -> None:
-    """However a minibatch is cut, the step and its figures are the same; where the proximal policy is wanted too."""
-    rules = TrainerConfig(objective="decoupled_ppo", kl_weight=0.1)
-    batch = (group([1.0, 0.0, 0.6, 0.3]), group([0.0, 1.0, 0.0, 0.2]))
-    parts = [TrainerConfig.model_construct(tokens_per_micro_batch=tokens) for tokens in (None, 10)]
-    whole, cut = (trainer_in(tmp_path / str(n), learning=rules, compute=part) for n, part in enumerate(parts))
-    first, second = (one.step(Train(step=0, groups=batch)).metrics for one in (whole, cut))
-    assert second == pytest.approx(first, rel=1e-4, abs=1e-7)
-    pairs = zip(whole._model.parameters(), cut._model.parameters(), strict=True)
-    assert all(torch.allclose(one, other, atol=1e-5) for one, other in pairs)

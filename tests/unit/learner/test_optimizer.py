@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ import torch
 from swarm import extras
 from swarm.errors import UserError
 from swarm.learner import optimizer as module
-from swarm.learner.messages import TrainerConfig
-from swarm.learner.optimizer import BETAS, BLOCK, EPSILON, AdamW, adamw, converted
+from swarm.learner.optimizer import BETAS, BLOCK, EPSILON, AdamW, converted
 from swarm.types import OptimizerStates
 from tests.unit.trainers import trainer_in
 
@@ -111,16 +109,7 @@ def test_states_are_converted_to_and_from_8_bits() -> None:
         assert float((back - whole[kind]).abs().mean()) < 0.05 * float(whole[kind].abs().mean())
 
 
-def test_frozen_parameters_have_no_state() -> None:
-    model: Any = torch.nn.Linear(4, 4)
-    model.bias.requires_grad_(False)
-    optimizer = adamw(model, RATE)
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-    assert set(optimizer.state) == {model.weight}
-
-
 def test_8_bits_without_the_library_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(extras.LIBRARIES, "quantized", ("no_such_module",))
     with pytest.raises(UserError, match=r"^optimizer_states = .8bit. needs the extra `quantized`"):
-        trainer_in(tmp_path, compute=TrainerConfig(optimizer_states="8bit"))
+        trainer_in(tmp_path, optimizer_states="8bit")

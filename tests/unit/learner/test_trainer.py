@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from swarm.errors import UserError
-from swarm.learner.messages import Train, TrainerConfig
+from swarm.learner.messages import Train
 from swarm.learner.ranks import Ranks
-from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.learner.trainer import Commands, Trainer
 from swarm.models.device import as_streamed
 from swarm.process import NoParent
 from swarm.types import ObjectiveName
+from tests.unit.models import model_directory
 from tests.unit.trainers import group, saved, trainer_in, weights
 
 
@@ -55,11 +55,10 @@ def test_groups_without_variance_count_in_the_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize("objective", ["grpo", "icepop"])
 def test_passes_in_bf16_are_of_the_weights_that_are_published(tmp_path: Path, objective: ObjectiveName) -> None:
     """Rounded to the nearest they would not see that anything moved."""
-    rules, groups = TrainerConfig(objective=objective), (group([1.0, 0.0, 0.5]),)
+    groups = (group([1.0, 0.0, 0.5]),)
     found = []
     for name in ("masters", "published", "nearest"):
-        half = TrainerConfig(precision="bfloat16")
-        trainer = trainer_in(tmp_path / name, learning_rate=0.0, learning=rules, compute=half)
+        trainer = trainer_in(tmp_path / name, learning_rate=0.0, objective=objective, precision="bfloat16")
         with torch.no_grad():
             for one in (one for one in trainer._model.parameters() if one.dim() > 1):
                 one *= 1 + 2.0**-10
@@ -106,9 +105,7 @@ def test_a_turn_ends_with_what_any_file_says_that_the_vocabulary_has(
     tmp_path: Path, said: int | list[int] | None, stops: tuple[int, ...]
 ) -> None:
     """2 is the tokenizer's."""
-    model = tmp_path / "base"
-    tiny_model(0).save_pretrained(model)
-    tiny_tokenizer().save_pretrained(model)
+    model = Path(model_directory(tmp_path / "base"))
     for name in ("config.json", "generation_config.json"):
         found = json.loads((model / name).read_text())
         (model / name).write_text(json.dumps(found | {"eos_token_id": said}))

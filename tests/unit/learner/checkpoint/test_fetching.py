@@ -14,7 +14,7 @@ from transformers.utils import hub as transformers_hub
 
 from swarm.learner.checkpoint import model_files as checkpoint
 from swarm.learner.checkpoint.model_files import load_model
-from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from tests.unit.models import model_directory
 
 NAME = "someone/tiny"
 
@@ -23,8 +23,7 @@ NAME = "someone/tiny"
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Serves the tiny model under NAME, and nothing else."""
     files = tmp_path / "files"
-    tiny_model(0).save_pretrained(files)
-    tiny_tokenizer().save_pretrained(files)
+    model_directory(files)
 
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

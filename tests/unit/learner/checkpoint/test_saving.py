@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM
 
 from swarm.broadcast.store import disk
 from swarm.broadcast.store.base_model import BaseModel
@@ -30,13 +30,13 @@ from swarm.learner.checkpoint.files import (
     read_state,
     whole_checkpoints,
 )
-from swarm.learner.checkpoint.saving import take
-from swarm.learner.messages import Save, Saved, Train, TrainerConfig
-from swarm.learner.tiny import tiny_model, tiny_tokenizer
+from swarm.learner.checkpoint.saving import Snapshot, take
+from swarm.learner.messages import AlarmState, ClaimState, Save, Saved, Train
+from swarm.learner.tiny import tiny_model
 from swarm.learner.trainer import Trainer
 from swarm.models.device import as_streamed
 from swarm.types import OptimizerStates
-from tests.unit.models import moe_model
+from tests.unit.models import model_directory, moe_model
 from tests.unit.trainers import group, trainer_in, weights
 
 IDS = torch.tensor([[1, 3, 4, 5, 13, 3, 4]])
@@ -55,15 +55,14 @@ def save(trainer: Trainer, root: Path, step: int) -> Path:
     return directory
 
 
+def snapshot_of(trainer: Trainer) -> Snapshot:
+    return take(trainer._learning, step=0, lineage=b"", alarms=AlarmState(), claims=ClaimState())
+
+
 def everything(trainer: Trainer) -> dict[str, list[Any]]:
     """All that a checkpoint holds of a trainer, as numbers."""
-    return as_numbers(take(trainer._learning, step=0, lineage=b"").tensors)
-
-
-def as_numbers(tensors: dict[str, torch.Tensor]) -> dict[str, list[Any]]:
-    return {
-        name: tensor.view(torch.uint8).tolist() if tensor.dim() else tensor.tolist() for name, tensor in tensors.items()
-    }
+    tensors = snapshot_of(trainer).tensors
+    return {name: one.view(torch.uint8).tolist() if one.dim() else one.tolist() for name, one in tensors.items()}
 
 
 def saved_weights(directory: Path) -> torch.Tensor:
@@ -105,31 +104,20 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path: Path, at:
     assert (tmp_path / "after/staging.bin").read_bytes() == (tmp_path / "straight/staging.bin").read_bytes()
 
 
-@pytest.fixture
-def wide(tmp_path: Path) -> str:
-    """A directory with a model whose matrices have rows of whole blocks."""
-    config = tiny_model(0).config
-    config.update({"hidden_size": 256, "intermediate_size": 256})
-    torch.manual_seed(5)
-    auto: Any = AutoModelForCausalLM
-    auto.from_config(config).save_pretrained(tmp_path / "wide")
-    tiny_tokenizer().save_pretrained(tmp_path / "wide")
-    return str(tmp_path / "wide")
-
-
 @pytest.mark.parametrize("before", ["float32", "8bit", "host"])
 @pytest.mark.parametrize("states", ["float32", "8bit", "host"])
 def test_a_run_goes_on_with_its_moments_elsewhere(
-    tmp_path: Path, wide: str, before: OptimizerStates, states: OptimizerStates
+    tmp_path: Path, before: OptimizerStates, states: OptimizerStates
 ) -> None:
     """Bit for bit between the device and the host; from and to 8 bits as near as these are."""
+    # Rows of whole blocks
+    wide = model_directory(tmp_path / "wide", hidden_size=256, intermediate_size=256)
     rest: dict[str, Any] = {"model": wide, "learning_rate": 1e-4}
-    first = trainer_in(tmp_path / "first", compute=TrainerConfig(optimizer_states=before), **rest)
+    first = trainer_in(tmp_path / "first", optimizer_states=before, **rest)
     train(first, range(2))
     directory = save(first, tmp_path, 2)
     assert first.flush() == Saved(step=2, fault="")
-    compute = TrainerConfig(optimizer_states=states)
-    after = trainer_in(tmp_path / "after", compute=compute, resume=directory, **rest)
+    after = trainer_in(tmp_path / "after", optimizer_states=states, resume=directory, **rest)
     resumed = weights(after)
     assert torch.equal(resumed, weights(first))
     for trainer in (first, after):
@@ -157,17 +145,15 @@ def test_draws_go_on_where_they_were(tmp_path: Path) -> None:
 
 
 def test_a_mixture_of_experts_learns_and_its_checkpoint_is_what_is_published(tmp_path: Path) -> None:
-    base = tmp_path / "base"
-    moe_model(0).save_pretrained(base)
-    tiny_tokenizer().save_pretrained(base)
-    trainer = trainer_in(tmp_path / "run", model=str(base))
+    base = model_directory(tmp_path / "base", moe_model(0))
+    trainer = trainer_in(tmp_path / "run", model=base)
     layout = trainer.prepared().layout
     before = {name: parameter.detach().clone() for name, parameter in trainer._model.named_parameters()}
     train(trainer, range(2))
     assert all(not torch.equal(parameter, before[name]) for name, parameter in trainer._model.named_parameters())
     directory = save(trainer, tmp_path, 2)
     assert trainer.flush() == Saved(step=2, fault="")
-    resumed = trainer_in(tmp_path / "after", model=str(base), resume=directory)
+    resumed = trainer_in(tmp_path / "after", model=base, resume=directory)
     assert everything(resumed) == everything(trainer)
 
     # A checkpoint has a name for each matrix of an expert, and the stream for the group.
@@ -209,7 +195,7 @@ def test_a_checkpoint_does_not_see_the_steps_taken_while_it_is_written(tmp_path:
 def test_what_was_copied_is_written_beside_training(tmp_path: Path) -> None:
     """As with several ranks, or on a GPU."""
     trainer = trainer_in(tmp_path / "run")
-    snapshot = replace(take(trainer._learning, step=1, lineage=b""), is_shared=False)
+    snapshot = replace(snapshot_of(trainer), is_shared=False)
     is_over = Event()
 
     def write() -> None:
@@ -219,7 +205,7 @@ def test_what_was_copied_is_written_beside_training(tmp_path: Path) -> None:
     train(trainer, range(1))
     assert trainer._saver.report() == Saved(step=None, fault="")
     is_over.set()
-    assert trainer.flush() == Saved(step=1, fault="")
+    assert trainer.flush() == Saved(step=0, fault="")
 
 
 def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
@@ -228,16 +214,6 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
         save(trainer, tmp_path / "checkpoints", step)
     assert trainer.flush() == Saved(step=2, fault="")
     assert [found.step for found in whole_checkpoints(tmp_path / "checkpoints")] == [0, 1, 2]
-
-
-def test_a_step_says_what_is_on_the_disk(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path / "run")
-    command = Train(step=0, groups=(group([1.0, 0.0]),))
-    assert trainer.step(command).saved.step is None
-    save(trainer, tmp_path, 1)
-    trainer._saver.wait()
-    done = trainer.step(command)
-    assert (done.saved.step, done.saved.fault) == (1, "")
 
 
 def test_a_full_disk_is_told_once_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,13 +269,9 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_of_another_model_is_refused(directory: Path, tmp_path: Path) -> None:
-    config: Any = tiny_model(0).config
-    auto: Any = AutoModelForCausalLM
-    wider = auto.from_config(Qwen3Config(**{**config.to_dict(), "intermediate_size": 256}))
-    wider.save_pretrained(tmp_path / "wider")
-    tiny_tokenizer().save_pretrained(tmp_path / "wider")
+    wider = model_directory(tmp_path / "wider", intermediate_size=256)
     with pytest.raises(UserError, match=r"of a model of [\d,]+ parameters, not of one of"):
-        trainer_in(tmp_path, model=str(tmp_path / "wider"), resume=directory)
+        trainer_in(tmp_path, model=wider, resume=directory)
 
 
 def test_a_checkpoint_with_other_tensors_is_refused(directory: Path, tmp_path: Path) -> None:
