@@ -456,11 +456,11 @@ async def _through_node(worker: EngineWorker, spool: Spool, jobs: tuple[Job, ...
 
     async def kept(samples: set[SampleName], answers: list[Answer]) -> None:
         nonlocal missing, tokens
-        name = await in_thread(spool.keep, answers)
+        path = await in_thread(spool.keep, answers)
         tokens += sum(len(answer.rollout.token_ids) // 4 for answer in answers)
         missing -= len(answers)
-        if name is not None:
-            await in_thread(spool.remove, name)
+        if path is not None:
+            await in_thread(spool.remove, path)
         if not missing:
             over.set()
 

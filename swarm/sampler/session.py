@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from swarm.aio import Changes, unless_stopped
 from swarm.broadcast.coding import in_thread
@@ -104,12 +105,12 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples that ended together, their answers that are to be handed in, and the name of these in the spool if they
+    """Samples that ended together, their answers that are to be handed in, and the file of these in the spool if they
     are there."""
 
     samples: set[SampleName]
     answers: list[Answer]
-    spooled: str | None
+    spooled: Path | None
 
 
 class Session:
@@ -302,10 +303,10 @@ class Session:
     async def _settle(self) -> None:
         """Submit what an earlier process of this node generated; the rest of its leases is void."""
         verdicts: Counter[str] = Counter()
-        for name in await in_thread(self._spool.names):
-            answers = await in_thread(self._spool.read, name)
+        for path in await in_thread(self._spool.files):
+            answers = await in_thread(self._spool.read, path)
             verdicts.update(verdicts_of(answers, await self._handing.hand_in_all(answers)).values())
-            await in_thread(self._spool.remove, name)
+            await in_thread(self._spool.remove, path)
         if verdicts:
             said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
             self._say(f"rollouts from before were submitted: {said}")

@@ -35,16 +35,16 @@ class Spool:
         for other in directory.glob("*"):
             if other != self._directory:
                 shutil.rmtree(other, ignore_errors=True)
-        for path in (*self._directory.glob("*.partial"), *self._files()):
+        for path in (*self._directory.glob("*.partial"), *self.files()):
             if path.suffix == ".partial" or time.time() - path.stat().st_mtime > MAX_AGE_S:
                 path.unlink()
-        self._next = max((int(path.stem) for path in self._files()), default=0) + 1
+        self._next = max((int(path.stem) for path in self.files()), default=0) + 1
 
-    def keep(self, answers: Sequence[Answer]) -> str | None:
-        """Write a batch and return its name, or None if there is no room, which is reported the first time."""
+    def keep(self, answers: Sequence[Answer]) -> Path | None:
+        """Write a batch and return its file, or None if there is no room, which is reported the first time."""
         body = msgspec.msgpack.encode(answers)
         content = digest(body) + body
-        path = self._path(f"{self._next:012d}")
+        path = self._directory / f"{self._next:012d}.batch"
         self._next += 1
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -56,32 +56,26 @@ class Spool:
             self._broken = True
             return None
         self._broken = False
-        return path.stem
+        return path
 
-    def names(self) -> list[str]:
+    def files(self) -> list[Path]:
         """Return the kept batches, oldest first."""
-        return [path.stem for path in self._files()]
+        return sorted(path for path in self._directory.glob("*.batch") if path.stem.isdecimal())
 
-    def read(self, name: str) -> list[Answer]:
+    def read(self, path: Path) -> list[Answer]:
         """Return a batch. If it is damaged, remove the file and return an empty list."""
         try:
-            content = self._path(name).read_bytes()
+            content = path.read_bytes()
             if digest(content[DIGEST_BYTES:]) != content[:DIGEST_BYTES]:
                 raise ValueError("its digest does not match")
             return msgspec.msgpack.decode(content[DIGEST_BYTES:], type=list[Answer])
         except (OSError, ValueError) as fault:
             self._say(f"a spooled batch is damaged and is left out: {fault}")
-            self.remove(name)
+            self.remove(path)
             return []
 
-    def remove(self, name: str) -> None:
-        self._path(name).unlink(missing_ok=True)
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
 
     def clear(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _files(self) -> list[Path]:
-        return sorted(path for path in self._directory.glob("*.batch") if path.stem.isdecimal())
-
-    def _path(self, name: str) -> Path:
-        return self._directory / f"{name}.batch"

@@ -27,7 +27,7 @@ def _spooled(state: Path) -> int:
     """Rollouts in the spool of a node."""
     (directory,) = (state / "spool").iterdir()
     spool = Spool(directory.parent, directory.name, lambda line: pytest.fail(line))
-    return sum(len(spool.read(name)) for name in spool.names())
+    return sum(len(spool.read(path)) for path in spool.files())
 
 
 def test_what_a_killed_sampler_generated_is_accepted_when_it_comes_back(swarm: Swarm, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ async def test_what_a_former_life_generated_comes_before_anything_else(sampler: 
     assert {"/v1/leases", "/v1/beat"} <= set(paths[2:])
     assert "rollouts from before were submitted: 2 accepted" in sampler.said
     assert set(sampler.status.verdicts) == {"accepted"}
-    assert sampler.spool.names() == []
+    assert sampler.spool.files() == []
 
 
 async def test_of_a_batch_the_portion_alone_is_lost_that_the_learner_does_not_take(
@@ -185,14 +185,14 @@ async def test_nothing_is_asked_for_before_that_has_its_verdicts(sampler: Sample
         await asyncio.wait_for(sampler.installed.wait(), PATIENCE_S)
         await many_turns()
         assert sampler.line.paths() == ["/v1/steps"]
-    assert len(sampler.spool.names()) == 1
+    assert len(sampler.spool.files()) == 1
 
 
 async def test_a_batch_is_on_disk_from_before_its_submission_to_its_verdict(sampler: Sampler) -> None:
     """The session breaks meanwhile: nothing that is spooled is handed back, and the next one submits it."""
     sampler.line.mute = {"/v1/steps"}
     async with sampler.session() as task:
-        await until(lambda: len(sampler.spool.names()) == ALL // CAPACITY)
+        await until(lambda: len(sampler.spool.files()) == ALL // CAPACITY)
         sampler.line.broken = ChildFailed("the engine died")
         with pytest.raises(ExceptionGroup) as broken:
             await task
@@ -201,7 +201,7 @@ async def test_a_batch_is_on_disk_from_before_its_submission_to_its_verdict(samp
     sampler.line = Line(sampler.learner.peers[BOB])
     async with sampler.session():
         await until(lambda: f"rollouts from before were submitted: {ALL} accepted" in sampler.said)
-    assert sampler.spool.names() == []
+    assert sampler.spool.files() == []
 
 
 async def test_leases_of_an_engine_that_hangs_are_handed_back(
@@ -228,12 +228,12 @@ async def test_generation_goes_on_while_no_submission_is_answered_and_questions_
     monkeypatch.setattr("swarm.sampler.session.FAREWELL_S", 0.1)
     sampler.line.mute = {"/v1/steps"}
     async with sampler.session() as task:
-        await until(lambda: len(sampler.spool.names()) == ALL // CAPACITY)
+        await until(lambda: len(sampler.spool.files()) == ALL // CAPACITY)
         # Samples that a question does not name are put back, and would come anew.
         await until(lambda: len(sampler.line.bodies("/v1/leases")) > ALL // CAPACITY)
     assert task.result() is False
     assert len(sampler.line.bodies("/v1/steps")) == 1
-    assert len(sampler.spool.names()) == ALL // CAPACITY
+    assert len(sampler.spool.files()) == ALL // CAPACITY
     assert any("what was generated is kept for the next start" in line for line in sampler.said)
 
 
@@ -275,14 +275,14 @@ async def test_a_node_that_is_held_ends_its_engine_before_it_hands_back_what_tha
 async def test_of_a_node_that_is_held_the_learner_gets_what_was_finished(sampler: Sampler) -> None:
     sampler.line.open.clear()
     async with sampler.session() as task:
-        await until(lambda: len(sampler.spool.names()) == ALL // CAPACITY)
+        await until(lambda: len(sampler.spool.files()) == ALL // CAPACITY)
         await until(lambda: len(sampler.line.bodies("/v1/leases")) > ALL // CAPACITY)
         sampler.ending.ask(0.0)
         await many_turns()
         sampler.line.open.set()
         assert await task is False
     assert sampler.status.verdicts["accepted"] == ALL
-    assert sampler.spool.names() == []
+    assert sampler.spool.files() == []
 
 
 async def test_a_node_that_waits_for_its_samples_may_be_told_to_wait_no_longer(
@@ -304,10 +304,10 @@ async def test_a_node_that_waits_for_its_samples_may_be_told_to_wait_no_longer(
 async def test_what_is_kept_when_the_run_is_over_is_thrown_away(sampler: Sampler) -> None:
     sampler.line.mute = {"/v1/steps"}
     async with sampler.session() as task:
-        await until(lambda: sampler.spool.names())
+        await until(lambda: sampler.spool.files())
         await sampler.learner.service.end("finished")
         assert await task is True
-    assert sampler.spool.names() == []
+    assert sampler.spool.files() == []
 
 
 async def test_beats_tell_how_fast_a_sample_grows_and_hear_what_was_dropped(sampler: Sampler) -> None:
@@ -413,7 +413,7 @@ async def test_an_engine_that_takes_samples_by_themselves_is_fed_as_its_places_b
     assert all(one.at_once <= CAPACITY and one.capacity <= CAPACITY + 1 for one in asked)
     # A question that says that no place is free is soon asked anew: by then some may be.
     assert all(one.wait_s == (ASK_WAIT_S if one.at_once else AHEAD_WAIT_S) for one in asked)
-    assert sampler.spool.names() == []
+    assert sampler.spool.files() == []
 
 
 async def test_of_an_engine_that_takes_samples_by_themselves_all_are_handed_back_that_did_not_begin(
@@ -441,7 +441,7 @@ def _drawn_by_beat(sampler: Sampler) -> int:
 async def test_a_node_that_finishes_leaves_when_the_run_is_over_meanwhile(sampler: Sampler) -> None:
     sampler.line.mute = {"/v1/steps"}
     async with sampler.session() as task:
-        await until(lambda: sampler.spool.names())
+        await until(lambda: sampler.spool.files())
         sampler.ending.ask(86_400.0)
         await until(lambda: len(sampler.line.bodies("/v1/release")) > 1 or sampler.status.state == "leaving")
         await many_turns()

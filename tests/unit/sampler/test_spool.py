@@ -29,14 +29,14 @@ def spool_in(directory: Path, said: Callable[[str], None] = silent) -> Spool:
 
 
 def kept_in(spool: Spool) -> list[list[Answer]]:
-    return [spool.read(name) for name in spool.names()]
+    return [spool.read(path) for path in spool.files()]
 
 
 def test_what_is_kept_is_there_for_the_next_life_in_its_order(tmp_path: Path) -> None:
     first = spool_in(tmp_path)
-    names = [first.keep(batch(number)) for number in range(3)]
-    assert names[1] is not None
-    first.remove(names[1])
+    kept = [first.keep(batch(number)) for number in range(3)]
+    assert kept[1] is not None
+    first.remove(kept[1])
     second = spool_in(tmp_path)
     assert kept_in(second) == [batch(0), batch(2)]
     second.keep(batch(3))
@@ -53,9 +53,9 @@ def other_token(content: bytes) -> bytes:
 def test_a_damaged_file_is_left_out_and_removed(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     said: list[str] = []
     spool = spool_in(tmp_path, said.append)
-    name = spool.keep(batch(0))
+    path = spool.keep(batch(0))
+    assert path is not None
     spool.keep(batch(1))
-    path = tmp_path / "swarm" / f"{name}.batch"
     path.write_bytes(damage(path.read_bytes()))
     assert kept_in(spool) == [[], batch(1)]
     assert len(said) == 1
@@ -68,9 +68,10 @@ def test_what_is_of_another_swarm_too_old_or_half_written_is_removed(tmp_path: P
     (tmp_path / "swarm" / "000000000009.batch.partial").write_bytes(b"half")
     spool = spool_in(tmp_path)
     old = spool.keep(batch(1))
+    assert old is not None
     spool.keep(batch(2))
     long_ago = time.time() - MAX_AGE_S - 60
-    os.utime(tmp_path / "swarm" / f"{old}.batch", (long_ago, long_ago))
+    os.utime(old, (long_ago, long_ago))
     assert kept_in(spool_in(tmp_path)) == [batch(2)]
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
 
@@ -98,5 +99,5 @@ def test_what_nobody_wants_any_more_is_gone(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     spool.keep(batch(0))
     spool.clear()
-    assert spool.names() == []
+    assert spool.files() == []
     assert spool.keep(batch(1)) is not None

@@ -27,7 +27,7 @@ class Learner:
 
 
 class NoSpool:
-    def names(self) -> list[str]:
+    def files(self) -> list[str]:
         return []
 
 
