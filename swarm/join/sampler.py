@@ -265,7 +265,6 @@ class SamplerNode(JoiningNode):
             sent_bytes=self._network.station.upload.total_bytes,
             received_bytes=self._network.station.download.total_bytes,
             nickname=config.nickname,
-            precision=config.engine_options.precision,
             downlink_bytes_per_s=config.max_download * 1e6 / 8 if config.max_download else 0.0,
         )
 

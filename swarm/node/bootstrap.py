@@ -37,7 +37,7 @@ from swarm.net.client import (
 )
 from swarm.net.hosts import is_loopback, is_name
 from swarm.net.signing import PublicKeyField, swarm_id_of
-from swarm.node.hello import Heard, Hello, say_hello
+from swarm.node.hello import Heard, say_hello
 from swarm.node.identity import write_privately
 from swarm.settings import DEFAULT_PORT
 from swarm.types import Address, Id, SwarmId
@@ -119,7 +119,6 @@ class GoodPeers(Message, frozen=True):
 
     bootstraps: tuple[str, ...]
     swarm: Id
-    learner_key: bytes
     addresses: tuple[Address, ...]
 
 
@@ -244,14 +243,9 @@ class Bootstraps:
             raise OtherSwarm(f"{address.url} belongs to swarm {heard.hello.swarm}, not to {expected}{old}")
         return Greeting(hello=heard.hello, signed=heard.signed, learner=heard.learner, address=address)
 
-    def remember(self, hello: Hello, addresses: Sequence[Address]) -> None:
+    def remember(self, swarm: SwarmId, addresses: Sequence[Address]) -> None:
         """Write where a few peers were reached to disk for the next start. Blocking."""
-        peers = GoodPeers(
-            bootstraps=self._texts,
-            swarm=hello.swarm,
-            learner_key=hello.learner_key,
-            addresses=tuple(addresses[:MAX_CACHED]),
-        )
+        peers = GoodPeers(bootstraps=self._texts, swarm=swarm, addresses=tuple(addresses[:MAX_CACHED]))
         write_privately(self._cache, encode(peers))
         self._cached = self._read_cache()
 
@@ -260,11 +254,9 @@ class Bootstraps:
         try:
             peers = decode(self._cache.read_bytes(), GoodPeers, cap_bytes=CACHE_BYTES)
             swarm = SwarmId(peers.swarm)
-            if peers.bootstraps != self._texts or swarm != swarm_id_of(peers.learner_key):
-                return []
         except (OSError, ProtocolError):
             return []
-        if self.swarm not in (None, swarm):
+        if peers.bootstraps != self._texts or self.swarm not in (None, swarm):
             return []
         self.remembered = swarm
         return [_bootstrap_of(address, is_remembered=True) for address in peers.addresses]

@@ -22,7 +22,7 @@ from swarm.net.client import (
     other_protocol,
 )
 from swarm.net.signing import PublicKeyField, SigningKey, swarm_id_of, unseal
-from swarm.types import Count, Id, Role, Seconds, SwarmId, quoted
+from swarm.types import Count, Seconds, SwarmId, quoted
 from swarm.wire import PROTOCOL, Message, decode, encode
 
 HELLO_PATH = "/v1/hello"
@@ -110,8 +110,6 @@ class Hello(Message, frozen=True):
     answers, in Unix time; 0 is unknown."""
 
     protocol: int
-    role: Role
-    swarm: Id
     learner_key: PublicKeyField
     record: Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
     learner: Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
@@ -119,6 +117,10 @@ class Hello(Message, frozen=True):
     knock: Annotated[bytes, msgspec.Meta(max_length=512)] = b""
     card: Annotated[bytes, msgspec.Meta(max_length=CARD_BYTES)] = b""
     now: float = 0.0
+
+    @property
+    def swarm(self) -> SwarmId:
+        return swarm_id_of(self.learner_key)
 
 
 def hello_route(answer: Callable[[str | None, str | None], Hello | None]) -> web.RouteDef:
@@ -148,12 +150,9 @@ async def say_hello(peer: HttpPeer) -> Heard:
     hello = decode(data, Hello, cap_bytes=HELLO_BYTES)
     if hello.protocol != PROTOCOL:
         raise other_protocol("the node that answers", hello.protocol)
-    if hello.swarm != swarm_id_of(hello.learner_key):
-        raise ProtocolError("the answer does not say which swarm this is")
-    signed = open_record(hello.record, SwarmId(hello.swarm))
-    learner = open_record(hello.learner, SwarmId(hello.swarm))
-    if signed.record.role != hello.role or learner.record.role != "learner":
-        raise ProtocolError("the answer contradicts its own records")
+    signed, learner = open_record(hello.record, hello.swarm), open_record(hello.learner, hello.swarm)
+    if learner.record.role != "learner":
+        raise ProtocolError("the answer names another node as the learner")
     if not MIN_ROUND_S <= learner.record.round_s <= MAX_ROUND_S:
         raise ProtocolError(f"the answer states rounds of {learner.record.round_s:g} s, which no swarm has")
     return Heard(hello=hello, signed=signed, learner=learner)

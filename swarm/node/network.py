@@ -426,8 +426,6 @@ class NodeNetwork:
             return None
         return Hello(
             protocol=PROTOCOL,
-            role=self._role,
-            swarm=swarm_id_of(self._learner_key),
             learner_key=self._learner_key,
             record=self.gossip.core.view.own.sealed,
             learner=learner.sealed,
@@ -486,11 +484,10 @@ class NodeNetwork:
             peers = sorted(self.gossip.core.view.table, key=lambda peer: -peer.heard_at)
             # Never more than was proven: a record may name any host to be called at the next start.
             addresses = [address for peer in peers if peer.proven for address in peer.addresses]
-            hello = self._hello(None, None)
-            if not addresses or hello is None:
+            if not addresses:
                 continue
             try:
-                await asyncio.to_thread(self.bootstraps.remember, hello, addresses)
+                await asyncio.to_thread(self.bootstraps.remember, swarm_id_of(self._learner_key), addresses)
             except OSError as error:
                 # A full disk is no reason to leave the swarm.
                 self._say_once(f"cannot write down peers for the next start: {error}")

@@ -14,7 +14,6 @@ from swarm.types import (
     Lease,
     Nickname,
     Rollout,
-    Rounding,
     Seconds,
     Verdict,
     VersionId,
@@ -78,10 +77,9 @@ class LeaseReply(Message, frozen=True):
 class Offer(Message, frozen=True):
     """A sampler's own description and prices. The training result does not depend on them.
 
-    Its engine draws `samples_at_once` samples, which begin and end together in `lockstep`, makes `full_rollouts_per_s`
-    (measured) with all places filled, and rounds its matrices to `precision`. Prices are in the swarm's currency; a
-    traffic price is for 1e9 bytes. A rate of 0 means unknown. `sent_bytes` and `received_bytes` count weights since the
-    process began."""
+    Its engine draws `samples_at_once` samples, which begin and end together in `lockstep`, and makes
+    `full_rollouts_per_s` (measured) with all places filled. Prices are in the swarm's currency; a traffic price is for
+    1e9 bytes. A rate of 0 means unknown. `sent_bytes` and `received_bytes` count weights since the process began."""
 
     device_class: Annotated[str, msgspec.Meta(max_length=DEVICE_CLASS_LENGTH)] = ""
     samples_at_once: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_ASK)] = 1
@@ -94,7 +92,6 @@ class Offer(Message, frozen=True):
     sent_bytes: Count = 0
     received_bytes: Count = 0
     nickname: Nickname = ""
-    precision: Rounding = "none"
 
 
 class Beat(Message, frozen=True):

@@ -29,8 +29,6 @@ def hello_of(key: SigningKey, address: Address, now: float = 0.0) -> Hello:
     owner = Owner(key, swarm, "learner", generation=1, addresses=(address,), round_s=2.0)
     return Hello(
         protocol=PROTOCOL,
-        role="learner",
-        swarm=swarm,
         learner_key=key.public_bytes,
         record=owner.signed.sealed,
         learner=owner.signed.sealed,
@@ -116,7 +114,7 @@ async def test_good_peers_are_remembered_for_the_same_bootstraps_alone(tmp_path:
         before = bootstraps(tmp_path, alive.authority)
         greeting = await before.greet()
         before = bootstraps(tmp_path, dead)
-        before.remember(greeting.hello, [alive])
+        before.remember(greeting.hello.swarm, [alive])
         assert (await before.greet()).address == alive, "within the same life too"
 
         again = bootstraps(tmp_path, dead)
@@ -133,7 +131,7 @@ async def test_remembered_strangers_lead_nowhere_else_and_keep_nobody_waiting(tm
     dead = f"127.0.0.1:{closed_port()}"
     async with member(KEY) as ours, member(OTHER_KEY) as theirs:
         greeting = await bootstraps(tmp_path, ours.authority).greet()
-        bootstraps(tmp_path, dead).remember(greeting.hello, [theirs])
+        bootstraps(tmp_path, dead).remember(greeting.hello.swarm, [theirs])
         with pytest.raises(PeerUnreachable):
             await bootstraps(tmp_path, dead).greet()
         sweep = bootstraps(tmp_path, dead)._sweep()
@@ -145,7 +143,7 @@ async def test_remembered_strangers_lead_nowhere_else_and_keep_nobody_waiting(tm
 def test_everything_named_comes_before_a_few_that_are_remembered(tmp_path: Path) -> None:
     reached = [Address(host="8.8.8.8", port=7700 + number) for number in range(40)]
     named = ("10.0.0.1", "10.0.0.2")
-    bootstraps(tmp_path, *named).remember(hello_of(KEY, Address(host="10.0.0.1", port=7700)), reached)
+    bootstraps(tmp_path, *named).remember(SWARM_OF_KEY, reached)
     sweep = bootstraps(tmp_path, *named)._sweep()
     assert {one.host for one in sweep[:2]} == set(named)
     assert 0 < len(sweep[2:]) < 10

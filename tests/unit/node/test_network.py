@@ -294,9 +294,7 @@ async def test_who_trusts_a_bare_host_is_told_whom_and_when_it_is_another(tmp_pa
             shown = f"trusting it because {lead.address.url} said so, with certificate"
             assert f"{shown} {lead.address.fingerprint.hex()[:16]}..." in one.trust_line()
             assert "last time" not in one.trust_line()
-            hello = one._hello(None, None)
-            assert hello is not None
-            one.bootstraps.remember(hello, [lead.address])
+            one.bootstraps.remember(swarm_id_of(lead.key.public_bytes), [lead.address])
         port = lead.port
     async with learner(tmp_path / "other", port=port) as other:
         assert other.node != lead.node
@@ -336,7 +334,7 @@ async def test_a_claimed_address_gets_no_stream_and_is_not_remembered_before_it_
         assert OTHER_KEY.node_id in publics(lead)
         assert lead.public_at(OTHER_KEY.node_id) == []
         assert lead.publics() == [(one.node, one.address)]
-        monkeypatch.setattr(lead.bootstraps, "remember", lambda hello, addresses: remembered.append(list(addresses)))
+        monkeypatch.setattr(lead.bootstraps, "remember", lambda swarm, addresses: remembered.append(list(addresses)))
         await until(lambda: len(remembered) > 1)
         assert remembered[-1] == [one.address]
         lead.gossip.core.view.table.prove(OTHER_KEY.node_id, lambda address: True)
