@@ -43,7 +43,7 @@ from swarm.learner.ranks import Ranks
 from swarm.learner.replay import audit
 from swarm.learner.trainer import _stop_token_ids
 from swarm.models.device import pick_device
-from swarm.sampler.engine import EngineOptions, Generate, Install, Installed, Job, Sampled, Start
+from swarm.sampler.engine import EngineOptions, Generate, Install, Job, NotInstalled, Sampled, Start
 from swarm.types import NodeId, SamplingRules, VersionId
 from tests.unit.models import sums_of
 
@@ -183,7 +183,7 @@ async def drawn_by(name: str, learner: Learner, asked: Sequence[Asked], device: 
         tensor_sums=sums_of(learner.weights, learner.layout),
     )
     installed = await _answer(engine.install(install, _quietly))
-    assert isinstance(installed, Installed), installed
+    assert not isinstance(installed, NotInstalled), installed
     samples = list[Sampled]()
     for batch in _batches(asked, started.places):
         jobs = tuple(one.job for one in batch)

@@ -71,7 +71,8 @@ def _engine() -> Engine:
 def main() -> None:
     # As in engine_child: before a library is loaded or a thread started.
     exposed = confine([], needs_loopback=True)
-    serve(_engine, ChildChannel(), exposed)
+    channel = ChildChannel()
+    serve(_engine(), channel, exposed)
 
 
 if __name__ == "__main__":

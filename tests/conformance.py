@@ -143,22 +143,28 @@ async def repeats_a_seed(life: Life) -> None:
 
 
 async def draws_as_anybody_can_replay(life: Life) -> None:
-    """With the learner's weights and the noise of the seed, every token is the best one, or as good as the best."""
+    """With the learner's weights and the noise of the seed, every token is the best one, or as good as the best, and
+    has the learner's log-prob. Temperature 0 draws without noise; its log-probs are those at temperature 1."""
     version = await life.installed()
     if life.started.engine == "scripted":
         return  # it draws from no distribution
     learner = published(life.staged[version.version % 2].model)
+    temperatures = (0.0, 0.5, 0.7, 0.9, 1.0, 1.1, 1.3, 1.7)
     jobs = [
-        job(2**62 + seed, prompt=PROMPT[: 2 + seed % 3], temperature=0.5 + seed / 10, stops=()) for seed in range(8)
+        job(2**62 + seed, prompt=PROMPT[: 2 + seed % 3], temperature=temperature, stops=())
+        for seed, temperature in enumerate(temperatures)
     ]
     for asked, sampled in zip(jobs, await life.draw(*jobs), strict=True):
         prompt, drawn = asked.prompt_token_ids, tokens(sampled)
         places = torch.arange(len(prompt) - 1, len(prompt) + len(drawn) - 1)
         with torch.no_grad():
-            logits = learner(torch.tensor([[*prompt, *drawn]])).logits[0, places].float() / asked.rules.temperature
-        noised = logits + gumbel(torch.full_like(places, asked.seed), places, logits.shape[1])
-        missing = noised.max(-1).values - noised.gather(1, torch.tensor(drawn)[:, None])[:, 0]
+            logits = learner(torch.tensor([[*prompt, *drawn]])).logits[0, places].float()
+        scaled, chosen = logits / (asked.rules.temperature or 1.0), torch.tensor(drawn)[:, None]
+        noise = gumbel(torch.full_like(places, asked.seed), places, logits.shape[1])
+        noised = scaled + noise if asked.rules.temperature else scaled
+        missing = noised.max(-1).values - noised.gather(1, chosen)[:, 0]
         assert float(missing.max()) < 1e-3
+        assert logprobs(sampled) == pytest.approx(scaled.log_softmax(-1).gather(1, chosen)[:, 0].tolist(), abs=1e-4)
 
 
 async def goes_on_elsewhere_as_it_would_have(life: Life) -> None:
@@ -243,6 +249,9 @@ async def shows_that_work_goes_on(life: Life) -> None:
     life.told.clear()
     await life.install()
     assert life.told
+    life.told.clear()
+    await life.draw(job(0, stops=()))
+    assert life.told or life.started.engine == "scripted", "without a rehearsed pace its draws take no time"
 
 
 CHECKS: tuple[Callable[[Life], Awaitable[None]], ...] = (

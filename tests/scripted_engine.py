@@ -123,7 +123,7 @@ class ScriptedEngine:
 
 
 if __name__ == "__main__":
-    engine_child._make = lambda kind: ScriptedEngine
+    engine_child.make_engine = lambda kind: ScriptedEngine()
     room = Reckoned(places=CPU_PLACES, dtype="none", said="room: no model needs any")
     engine_child.reckon = lambda *_: room  # type: ignore[attr-defined]
     engine_child.main()

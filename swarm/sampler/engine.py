@@ -52,11 +52,13 @@ class Reckon(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reckoned(msgspec.Struct, frozen=True):
-    """How many samples fit side by side, in which dtype, and a line for the machine's owner."""
+    """How many samples fit side by side, in which dtype, a line for the machine's owner, and the tokens that a sample
+    may have with its prompt (0: no known limit)."""
 
     places: int
     dtype: str
     said: str
+    context_tokens: int = 0
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -70,10 +72,10 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 class Started(msgspec.Struct, frozen=True):
     """What runs where. `device_name` is the maker's name, if there is one.
 
-    `places` samples fit side by side, each of up to `context_tokens` with its prompt (0: no known limit), from a
-    vocabulary of `vocab_size`. Its matrices are rounded to `precision`. A `lockstep` engine starts and ends them
-    together, answers one `Generate` at a time, and installs between two; another engine starts each sample on its own
-    and installs beneath running ones. `exposed` says what its process could do to this machine, for want of a sandbox.
+    `places` samples fit side by side, each of up to `context_tokens` with its prompt (0: no known limit). Its matrices
+    are rounded to `precision`. A `lockstep` engine starts and ends them together, answers one `Generate` at a time, and
+    installs between two; another engine starts each sample on its own and installs beneath running ones. `exposed` says
+    what its process could do to this machine, for want of a sandbox.
     """
 
     engine: str
@@ -82,7 +84,6 @@ class Started(msgspec.Struct, frozen=True):
     device_name: str = ""
     places: int = 1
     context_tokens: int = 0
-    vocab_size: int = 1
     lockstep: bool = True
     exposed: str = ""
     precision: Rounding = "none"

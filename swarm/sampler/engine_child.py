@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
@@ -22,48 +21,44 @@ def main() -> None:
     exposed = confine(secrets, needs_loopback=kind == "vllm")
     # Connect before loading the libraries, so that the node soon knows that we run.
     channel = ChildChannel()
-    serve(_make(kind), channel, exposed)
+    serve(make_engine(kind), channel, exposed)
 
 
-def _make(kind: str) -> Callable[[], Engine]:
+def make_engine(kind: str) -> Engine:
+    """Return an engine of this kind, which loads its libraries."""
     match kind:
         case "transformers":
             from swarm.sampler.transformers import Threaded, TransformersEngine
 
-            return lambda: Threaded(TransformersEngine())
+            return Threaded(TransformersEngine())
         case "vllm":
             from swarm.sampler.vllm.engine import VllmEngine
 
-            return VllmEngine
+            return VllmEngine()
         case "mlx":
             from swarm.sampler.mlx.engine import MlxEngine
             from swarm.sampler.transformers import Threaded
 
-            return lambda: Threaded(MlxEngine())
+            return Threaded(MlxEngine())
     raise ValueError(f"no engine is called {kind}")
 
 
-def serve(make: Callable[[], Engine], channel: ChildChannel, exposed: str = "") -> None:
-    """Answer the node's commands with the engine that `make` builds, until the node goes."""
+def serve(engine: Engine, channel: ChildChannel, exposed: str = "") -> None:
+    """Answer the node's commands with `engine`, until the node goes."""
 
-    async def run() -> None:
-        engine = make()
+    async def handle(command: Command) -> msgspec.Struct:
+        match command:
+            case Reckon():
+                return await asyncio.to_thread(reckon, command.kind, command.layout, command.options)
+            case Start():
+                _limit_memory(command.options.device)
+                return replace(await engine.start(command, channel.progress), exposed=exposed)
+            case Install():
+                return await engine.install(command, channel.progress)
+            case Generate():
+                return await engine.generate(command, channel.progress)
 
-        async def handle(command: Command) -> msgspec.Struct:
-            match command:
-                case Reckon():
-                    return await asyncio.to_thread(reckon, command.kind, command.layout, command.options)
-                case Start():
-                    _limit_memory(command.options.device)
-                    return replace(await engine.start(command, channel.progress), exposed=exposed)
-                case Install():
-                    return await engine.install(command, channel.progress)
-                case Generate():
-                    return await engine.generate(command, channel.progress)
-
-        await channel.serve_side_by_side(Command, handle)
-
-    asyncio.run(run())
+    asyncio.run(channel.serve_side_by_side(Command, handle))
 
 
 def _limit_memory(device: str) -> None:

@@ -164,6 +164,7 @@ def reckon(kind: EngineKind, layout: Layout, options: EngineOptions) -> Reckoned
     return Reckoned(
         places=count,
         dtype=device.dtype,
+        context_tokens=min(filter(None, (options.max_model_len, shape.context_tokens)), default=0),
         said=f"room: {size(device.free_bytes)} free on {device.where}, of which the engine's weights take "
         f"{size(held)} and up to {count} samples of {tokens:,} tokens "
         f"{size(count * sample_bytes(shape, tokens, device.dtype))}",

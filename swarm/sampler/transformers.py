@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
-import msgspec
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
@@ -28,6 +27,7 @@ from swarm.sampler.engine import (
     Installed,
     Job,
     NotInstalled,
+    Proof,
     Sampled,
     Start,
     Started,
@@ -60,7 +60,7 @@ class TransformersEngine:
         self._model: Any = None
         self._layout: Layout | None = None
         self._version: VersionId | None = None
-        self._sums: list[int] = []  # Of the tensors as this engine holds them
+        self.held_sums: list[int] = []
         self._directory = ""
         self._takes_filling: bool | None = None  # Whether prompts of other lengths may share a batch; not known yet
 
@@ -77,25 +77,22 @@ class TransformersEngine:
         if sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
         self._model, self._layout, self._directory = model, command.layout, command.directory
-        config = model.config.get_text_config()
-        context_tokens = getattr(config, "max_position_embeddings", None) or 0
         return Started(
             engine="transformers",
             device=str(device),
             dtype=room.dtype,
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
             places=room.places,
-            context_tokens=min(filter(None, (context_tokens, command.options.max_model_len)), default=0),
-            vocab_size=config.vocab_size,
+            context_tokens=room.context_tokens,
         )
 
     @torch.no_grad()
-    def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
+    def install(self, command: Install, progress: Told) -> Proof | NotInstalled:
         assert self._layout is not None
-        if command.changed and command.since is not None and command.since == self._version:
-            return self._install_changes(command, self._layout, progress)
-        began = time.monotonic()
-        held_sums, self._version = self.held_sums, None
+        held_since, held_sums = self._version, self.held_sums
+        self._version, self.held_sums = None, []
+        if command.changed and command.since is not None and command.since == held_since:
+            return self._install_changes(command, self._layout, held_sums, progress)
         tensors = own_tensors(self._model, self._layout)
         mapped = mapped_tensors(command.path, self._layout)
         for index, ((spec, source), expected) in enumerate(zip(mapped, command.tensor_sums, strict=True)):
@@ -107,20 +104,14 @@ class TransformersEngine:
                 if tensor_sum(_bytes_of(held.to(source.dtype))) != expected:
                     return NotInstalled("engine", f"after the install {name} differs from what the learner signed")
             progress()
-        self._version, self._sums = command.version, list(command.tensor_sums)
-        seconds = time.monotonic() - began
-        return Installed(seconds=seconds, pause_s=seconds)
+        self._version, self.held_sums = command.version, list(command.tensor_sums)
+        return "sums"
 
-    @property
-    def held_sums(self) -> Sequence[int]:
-        """Proven sums of the tensors of the installed version; none before the first."""
-        return self._sums if self._version is not None else ()
-
-    def _install_changes(self, command: Install, layout: Layout, progress: Told) -> Installed | NotInstalled:
-        """Take the words that have changed since the present version. Its sums were proven; what the engine held at the
-        changed places and what it holds there now make the sums of the new one."""
-        began = time.monotonic()
-        self._version = None
+    def _install_changes(
+        self, command: Install, layout: Layout, sums: list[int], progress: Told
+    ) -> Proof | NotInstalled:
+        """Take the words that have changed since the present version, whose proven `sums` these are. What the engine
+        held at the changed places and what it holds there now make the sums of the new one."""
         tensors = own_tensors(self._model, layout)
         with one_thread():
             for index, spec, at, items in changed_items(command.path, command.changed, layout):
@@ -130,14 +121,13 @@ class TransformersEngine:
                     before = sum_of_items(items_at(held, at).to(items.dtype))
                     put_items(held, at, items)
                     change = sum_of_items(items_at(held, at).to(items.dtype)) - before
-                self._sums[index] = (self._sums[index] + change) % 2**64
+                sums[index] = (sums[index] + change) % 2**64
                 progress()
-        for spec, found, expected in zip(layout.tensors, self._sums, command.tensor_sums, strict=True):
+        for spec, found, expected in zip(layout.tensors, sums, command.tensor_sums, strict=True):
             if found != expected:
                 return NotInstalled("engine", f"after the install {spec.name} differs from what the learner signed")
-        self._version = command.version
-        seconds = time.monotonic() - began
-        return Installed(seconds=seconds, pause_s=seconds, proof="changed words")
+        self._version, self.held_sums = command.version, sums
+        return "changed words"
 
     @torch.inference_mode()
     def generate(self, command: Generate, progress: Told) -> Generated:
@@ -239,22 +229,23 @@ class TransformersEngine:
 
 
 class Blocking(Protocol):
-    """An `Engine`'s calls, blocking. An install's file is checked before, but for frozen tensors that the engine holds
-    by its `held_sums` (none: it takes all of them)."""
+    """An `Engine`'s calls, blocking. `held_sums` are those of the tensors of the installed version, as proven; there
+    are none before the first, or after an install that failed. An install's file is checked before, but for frozen
+    tensors that the engine holds by them."""
 
     @property
     def held_sums(self) -> Sequence[int]: ...
 
     def start(self, command: Start, progress: Told) -> Started: ...
 
-    def install(self, command: Install, progress: Told) -> Installed | NotInstalled: ...
+    def install(self, command: Install, progress: Told) -> Proof | NotInstalled: ...
 
     def generate(self, command: Generate, progress: Told) -> Generated: ...
 
 
 class Threaded:
     """An `Engine` over a blocking one: its calls run one after another in a thread. A file is checked while a batch
-    runs, not after it."""
+    runs, not after it; the rest of an install draws nothing."""
 
     def __init__(self, engine: Blocking) -> None:
         self._engine = engine
@@ -267,18 +258,20 @@ class Threaded:
 
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
         assert self._layout is not None
-        if command.proven:
-            return await self._run(self._engine.install, command, progress)
         began = time.monotonic()
-        held = self._engine.held_sums
-        wrong = await asyncio.to_thread(wrong_tensor, command.path, self._layout, command.tensor_sums, progress, held)
-        if wrong is not None:
-            return NotInstalled("file", wrong)
+        if not command.proven:
+            given = command.path, self._layout, command.tensor_sums, progress, self._engine.held_sums
+            if (wrong := await asyncio.to_thread(wrong_tensor, *given)) is not None:
+                return NotInstalled("file", wrong)
         check_s = time.monotonic() - began
-        done = await self._run(self._engine.install, command, progress)
-        if isinstance(done, NotInstalled):
-            return done
-        return msgspec.structs.replace(done, seconds=done.seconds + check_s)
+        proof, pause_s = await self._run(self._timed_install, command, progress)
+        if isinstance(proof, NotInstalled):
+            return proof
+        return Installed(seconds=check_s + pause_s, pause_s=pause_s, proof=proof)
+
+    def _timed_install(self, command: Install, progress: Told) -> tuple[Proof | NotInstalled, float]:
+        began = time.monotonic()
+        return self._engine.install(command, progress), time.monotonic() - began
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
         return await self._run(self._engine.generate, command, progress)

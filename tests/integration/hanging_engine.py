@@ -39,4 +39,4 @@ class HangingEngine(ScriptedEngine):
 
 
 if __name__ == "__main__":
-    serve(HangingEngine, ChildChannel(), os.environ.get(EXPOSED, ""))
+    serve(HangingEngine(), ChildChannel(), os.environ.get(EXPOSED, ""))

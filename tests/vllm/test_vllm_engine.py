@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -15,7 +14,7 @@ from swarm.sampler.vllm.engine import VllmEngine
 from swarm.types import VersionId
 from tests.builders import STOP, v
 from tests.conformance import CHECKS, PROMPT, Life, begin, job, logprobs, tokens
-from tests.unit.models import Staged, logprobs_of, published
+from tests.unit.models import Staged
 from tests.vllm.support import LENGTH, Signal, check_logprobs, end, staged_pair
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -43,39 +42,6 @@ async def test_it_takes_on_each_sample_by_itself(life: Life) -> None:
     assert not life.started.lockstep
     assert life.started.places == 8
     assert (life.started.device, life.started.dtype) == ("cpu", "float32")
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7, 0.0])
-async def test_log_probs_are_those_of_the_distribution_that_was_drawn_from(life: Life, temperature: float) -> None:
-    await life.install()
-    jobs = [job(seed, temperature=temperature, limit=40) for seed in range(4)]
-    for asked, sampled in zip(jobs, await life.draw(*jobs), strict=True):
-        check_logprobs(asked, sampled, models(life))
-
-
-async def test_greedy_beside_random_samples_takes_the_likeliest_at_temperature_1(life: Life) -> None:
-    version = await life.installed()
-    greedy, *_ = await life.draw(job(0, temperature=0.0, stops=()), *(job(seed) for seed in range(1, 5)))
-    learner = published(models(life)[version].model)
-    context = list(PROMPT)
-    for token in tokens(greedy):
-        likeliest = max(range(14), key=lambda one: logprobs_of(learner, context, [one])[0])
-        assert token == likeliest
-        context.append(token)
-
-
-async def test_draws_follow_the_softmax_at_the_lease_s_temperature(life: Life) -> None:
-    version = await life.installed()
-    rows, temperature = 2_000, 0.7
-    drawn = await life.draw(*(job(seed, temperature=temperature, limit=1, stops=()) for seed in range(rows)))
-    seen = Counter(tokens(one)[0] for one in drawn)
-    learner = published(models(life)[version].model)
-    expected = [
-        rows * 2.718281828459045 ** logprobs_of(learner, PROMPT, [token], temperature=temperature)[0]
-        for token in range(14)
-    ]
-    # 0.999 quantile of chi-square with 13 degrees of freedom.
-    assert sum((seen[token] - wanted) ** 2 / wanted for token, wanted in enumerate(expected)) < 34.5
 
 
 async def test_only_the_lease_s_stop_tokens_end_a_sample(life: Life) -> None:

@@ -16,7 +16,6 @@ from swarm.sampler.engine import (
     Generate,
     Generated,
     Install,
-    Installed,
     Job,
     NotInstalled,
     Proof,
@@ -40,7 +39,7 @@ class MlxEngine:
 
     def __init__(self) -> None:
         self._version: VersionId | None = None
-        self._sums: tuple[int, ...] = ()
+        self.held_sums: tuple[int, ...] = ()
         self._directory = ""
 
     def start(self, command: Start, progress: Told) -> Started:
@@ -54,17 +53,14 @@ class MlxEngine:
         made_of, _ = planned_model(command.directory, command.layout, torch.float32)
         self._frozen = [at for at, spec in enumerate(command.layout.tensors) if spec.frozen]
         self._model = HeldModel(made_of, command.layout, getattr(mx, room.dtype), options.precision)
-        self._directory, config = command.directory, made_of.get_text_config()
-        limits = options.max_model_len, getattr(config, "max_position_embeddings", 0)
-        context_tokens = min(filter(None, limits), default=0)
+        self._directory, self._vocab_size = command.directory, made_of.get_text_config().vocab_size
         self._started = Started(
             engine="mlx",
             device=device,
             dtype=room.dtype,
             device_name=str(mx.device_info().get("device_name", "")) if device != "cpu" else "",
             places=room.places,
-            context_tokens=context_tokens,
-            vocab_size=config.vocab_size,
+            context_tokens=room.context_tokens,
             precision=options.precision,
         )
         rules = SamplingRules(temperature=1.0, max_new_tokens=2, stop_token_ids=())
@@ -77,30 +73,23 @@ class MlxEngine:
             raise UserError(f"mlx-lm cannot draw from this model ({str(error)[:200]}): {OTHERWISE}") from error
         return self._started
 
-    @property
-    def held_sums(self) -> tuple[int, ...]:
-        return self._sums if self._version is not None else ()
-
-    def install(self, command: Install, progress: Told) -> Installed | NotInstalled:
+    def install(self, command: Install, progress: Told) -> Proof | NotInstalled:
         """Take all of the weights but a base that is held, whatever `changed` says: an array of mlx's is replaced as a
         whole anyhow."""
-        began = time.monotonic()
         held, sums, frozen = self.held_sums, command.tensor_sums, self._frozen
         has_base = bool(held and frozen) and all(held[at] == sums[at] for at in frozen)
-        self._version, self._sums = None, sums
+        self._version, self.held_sums = None, ()
         if (wrong := self._model.take(command.path, sums, progress, only_trained=has_base)) is not None:
             return NotInstalled("engine", wrong)
-        self._version = command.version
-        seconds, by_value = time.monotonic() - began, self._started.precision == "none" or has_base
-        proof: Proof = "sums" if by_value else "rounding"
-        return Installed(
-            seconds=seconds,
-            pause_s=seconds,
-            proof=proof if has_base or self._model.is_proven_by_itself else "some sums",
-        )
+        self._version, self.held_sums = command.version, sums
+        if has_base:
+            return "sums"
+        if not self._model.is_proven_by_itself:
+            return "some sums"
+        return "sums" if self._started.precision == "none" else "rounding"
 
     def _drawing(self, rows: list[GrowingRow]) -> Drawing:
-        return Drawing(self._model.module, rows, self._started.places, self._started.vocab_size)
+        return Drawing(self._model.module, rows, self._started.places, self._vocab_size)
 
     def generate(self, command: Generate, progress: Told) -> Generated:
         assert self._version is not None

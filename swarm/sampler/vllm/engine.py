@@ -76,7 +76,6 @@ class VllmEngine:
             device_name=vllm_versions.gpu_name() if is_cuda else "",
             places=min(self._places, vllm_versions.fitting_sequences(self._config)),
             context_tokens=self._config.model_config.max_model_len,
-            vocab_size=self._config.model_config.get_vocab_size(),
             lockstep=False,
             precision=command.options.precision,
         )
