@@ -1,4 +1,4 @@
-"""The engine without a model: worthless answers, but well-formed ones, and weights that are proven."""
+"""How long the engine without a model takes at a pace. The conformance suite has the rest."""
 
 from __future__ import annotations
 
@@ -6,52 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from swarm.broadcast.version.codec import tensor_sum
-from swarm.rollout.plane.verdict import token_fault
-from swarm.sampler.engine import EngineOptions, Generate, Install, Installed, Job, Start
-from swarm.sampler.playing import Game
+from swarm.sampler.engine import Generate, Installed, Job
 from swarm.types import SamplingRules
 from tests import scripted_engine
-from tests.builders import MIXED_LAYOUT, VOCAB, lease, v, weights_of
 from tests.scripted_engine import ScriptedEngine
+from tests.unit.models import stage
 
 
 def silent() -> None: ...
 
 
 async def installed(directory: Path, **arguments: float) -> ScriptedEngine:
-    weights = weights_of(MIXED_LAYOUT, 3)
-    sums, at = [], 0
-    for tensor in MIXED_LAYOUT.tensors:
-        sums.append(tensor_sum(weights[at : at + tensor.nbytes]))
-        at += tensor.nbytes
-    path = directory / "weights"
-    path.write_bytes(weights)
-    engine = ScriptedEngine()
-    options = EngineOptions(places=1, arguments=arguments)
-    command = Start(directory=str(directory), layout=MIXED_LAYOUT, options=options)
-    await engine.start(command, silent)
-    done = await engine.install(Install(version=v(4), path=str(path), tensor_sums=tuple(sums)), silent)
-    assert isinstance(done, Installed)
+    staged, engine = stage(directory), ScriptedEngine()
+    await engine.start(staged.start(places=1, arguments=arguments), silent)
+    assert isinstance(await engine.install(staged.install(), silent), Installed)
     return engine
-
-
-@pytest.mark.parametrize("stops", [(2,), ()])
-async def test_its_answers_are_well_formed(tmp_path: Path, stops: tuple[int, ...]) -> None:
-    rules = SamplingRules(temperature=1.0, max_new_tokens=6, stop_token_ids=stops)
-    one = lease(indices=range(20), rules=rules, min_version=v(4))
-    jobs = tuple(
-        Job(prompt_token_ids=one.prompt_token_ids, seed=spec.seed, rules=rules, time_limit_s=60.0)
-        for spec in one.samples
-    )
-    engine = await installed(tmp_path)
-    first = (await engine.generate(Generate(jobs=jobs), silent)).samples
-    faults = [
-        token_fault(Game(one, spec).answer(sampled).rollout, VOCAB)
-        for spec, sampled in zip(one.samples, first, strict=True)
-    ]
-    assert faults == [""] * 20
-    assert (await engine.generate(Generate(jobs=jobs), silent)).samples == first, "a sample depends on its seed alone"
 
 
 class Clock:
