@@ -348,7 +348,6 @@ def _order_known(lead: NodeNetwork, node: NodeNetwork) -> int:
 
 # -- caps ----------------------------------------------------------------------------------------------------
 
-WINDOW_S = 5.0
 LEARNER = load_config(LeadConfig, None, {"max_upload": 8.0})
 SAMPLER = load_config(JoinConfig, None, {"max_upload": 8.0, "max_download": 16.0, "bootstrap": "127.0.0.1"})
 
@@ -356,24 +355,14 @@ SAMPLER = load_config(JoinConfig, None, {"max_upload": 8.0, "max_download": 16.0
 @pytest.mark.parametrize(
     ("config", "direction", "mbit"), [(LEARNER, "upload", 8.0), (SAMPLER, "upload", 8.0), (SAMPLER, "download", 16.0)]
 )
-def test_a_cap_that_the_user_gave_is_kept_over_every_five_seconds(
+def test_a_cap_that_the_user_gave_is_that_of_the_nodes_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: LeadConfig | JoinConfig, direction: str, mbit: float
 ) -> None:
-    """To the learner as to all others, on the line, by eight links that always have something to send."""
+    """How it is kept and shared, tests/unit/net/test_stream.py shows."""
     node = NodeNetwork(tmp_path, "relay", config, say=print, emit=lambda kind, **fields: None)
     pace = node.station.upload if direction == "upload" else node.station.download
     clock = Clock()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
-    pace.took("other", 1_000_000)
-    assert not pace.admits("other", lambda: None), "there is no cap"
-    clock.run_until(clock.now + WINDOW_S)
-    for _ in range(8):
-        Link(pace, clock, 16_384).wake()
-    totals = []
-    for _ in range(int(3 * WINDOW_S)):
-        totals.append(pace.total_bytes * pace.OVERHEAD)
-        clock.run_until(clock.now + 1.0)
-    whole = WINDOW_S * mbit * 1e6 / 8
-    windows = [later - earlier for earlier, later in zip(totals, totals[int(WINDOW_S) :], strict=False)]
-    assert [0.95 * whole <= window <= 1.05 * whole for window in windows] == [True] * len(windows)
-    assert len(windows) == 10
+    Link(pace, clock, 16_384).wake()
+    clock.run_until(clock.now + 10.0)
+    assert pace.total_bytes * pace.OVERHEAD == pytest.approx(10 * mbit * 1e6 / 8, rel=0.05)
