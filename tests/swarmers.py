@@ -94,6 +94,12 @@ def table(rules: GossipRules = RULES, dialable: Callable[[Address], bool] = anyw
     return Table(rules, dialable)
 
 
+def admit(one: Table, record: SignedRecord, heard_at: float, *, now: float) -> tuple[str, list[Effect]]:
+    """Have a table take in a record, and return what it made of it."""
+    verdict = one.judge(record, heard_at, now=now)
+    return verdict, one.admit(record, heard_at, verdict, now=now)
+
+
 def open_version(sealed: bytes) -> VersionId:
     return open_head(sealed, LEARNER.public_bytes).version
 
@@ -166,6 +172,14 @@ def introduce(
     return effects
 
 
+def call_to(number: int, *, now: float) -> Post:
+    """A call of a node, as of a round."""
+    message = Exchange()
+    return Post(
+        node=key(number).node_id, address=address(number), message=message, timeout_s=RULES.round_s, sent_at=now
+    )
+
+
 def calls_in(effects: Sequence[Effect]) -> list[Post]:
     return [effect for effect in effects if isinstance(effect, Post)]
 
@@ -185,7 +199,7 @@ def deliver(
     host = source.view.own.record.addresses[0].host if source.view.own.record.addresses else ELSEWHERE
     received = target.receive(source.view.own.node, call.message, host=host, now=now)
     answer = target.answer(source.view.own.node, call.message, now=now + held_s)
-    return received, source.answered(call.ticket, answer, now=now + held_s)
+    return received, source.answered(call, answer, now=now + held_s)
 
 
 def run_until(one: Membership, until: float, *, now: float) -> list[tuple[float, Effect]]:
@@ -195,7 +209,7 @@ def run_until(one: Membership, until: float, *, now: float) -> list[tuple[float,
         now = due
         effects = one.tick(now=now)
         for call in calls_in(effects):
-            effects += one.failed(call.ticket, now=now)
+            effects += one.failed(call, now=now)
         done += [(now, effect) for effect in effects]
         now = math.nextafter(now, math.inf)
     return done

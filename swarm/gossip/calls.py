@@ -1,4 +1,4 @@
-"""Which nodes a node calls: a public its partners, a leaf its homes; and the calls under way.
+"""Which nodes a node calls: a public its partners, a leaf its homes.
 
 A leaf has one poll under way to each home. It repeats a failed poll after a short back-off. It replaces a home that
 failed four times in a row or has no room.
@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
 
-from swarm.gossip.records import Exchange, GossipRules, Post
+from swarm.gossip.records import GossipRules, Post
 from swarm.gossip.table import Peer
-from swarm.types import Address, NodeId, VersionId
+from swarm.types import NodeId, VersionId
 
 MAX_FAILURES = 4  # At 10 % loss each way one poll in five fails, and four in a row fail one time in 800
-
-Purpose = Literal["round", "push", "poll", "refresh", "seed", "revive"]
 
 
 class Partners:
@@ -49,12 +46,11 @@ class Partners:
 @dataclass(slots=True, kw_only=True)
 class Home:
     """A home that this leaf polls. `told` is the order of our record that it has, as far as we know; `knows` is the
-    version that it knows. `ticket` is the poll under way, which named the version `asked`."""
+    version that it knows. `poll` is under way."""
 
     node: NodeId
     next_at: float
-    ticket: int | None = None
-    asked: VersionId | None = None
+    poll: Post | None = None
     failures: int = 0
     told: int = -1
     knows: VersionId | None = None
@@ -89,24 +85,24 @@ class Homes:
         self.homes = [home for home in self.homes if is_known(home.node)]
 
     def due(self, *, now: float) -> list[Home]:
-        return [home for home in self.homes if home.ticket is None and home.next_at <= now]
+        return [home for home in self.homes if home.poll is None and home.next_at <= now]
 
     def deadlines(self) -> list[float]:
-        return [home.next_at for home in self.homes if home.ticket is None]
+        return [home.next_at for home in self.homes if home.poll is None]
 
-    def of_ticket(self, ticket: int) -> Home | None:
-        return next((home for home in self.homes if home.ticket == ticket), None)
+    def polled_by(self, call: Post) -> Home | None:
+        return next((home for home in self.homes if home.poll is call), None)
 
     def answered(self, home: Home, *, full: bool, held_s: float, now: float) -> None:
         """Poll again at once, but no more often than every quarter of a hold, whatever the home answers."""
-        home.ticket, home.failures, home.served = None, 0, True
+        home.poll, home.failures, home.served = None, 0, True
         home.next_at = now + max(0.0, self._rules.hold_s / 4 - held_s)
         if full:
             self.homes.remove(home)
 
     def failed(self, home: Home, *, took_s: float, patience: int, now: float) -> None:
         """Try again after a short while, or give the home up after `patience` failures."""
-        home.ticket = None
+        home.poll = None
         home.failures += 1
         # The home may have lost what it knew about this leaf.
         if home.failures > 1:
@@ -114,38 +110,3 @@ class Homes:
         home.next_at = now + max(0.0, self._rules.round_s * home.failures - took_s)
         if home.failures >= patience:
             self.homes.remove(home)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """A call under way."""
-
-    node: NodeId
-    address: Address
-    purpose: Purpose
-    sent_at: float
-
-
-class Calls:
-    """Calls under way by ticket. Every ticket comes back exactly once, answered or failed, within its time limit. That
-    bounds the table."""
-
-    def __init__(self, rules: GossipRules, random: Random) -> None:
-        self._rules = rules
-        self._random = random
-        self.pending: dict[int, Pending] = {}
-        self._last = 0
-
-    def to(
-        self, node: NodeId, addresses: tuple[Address, ...], purpose: Purpose, message: Exchange, *, now: float
-    ) -> Post:
-        """Call one of the node's addresses, chosen at random."""
-        address = self._random.choice(addresses)
-        self._last += 1
-        self.pending[self._last] = Pending(node=node, address=address, purpose=purpose, sent_at=now)
-        # A signal takes a quarter of a round to go around the world and back.
-        timeout_s = self._rules.round_s + message.hold_s
-        return Post(ticket=self._last, node=node, address=address, message=message, timeout_s=timeout_s)
-
-    def take(self, ticket: int) -> Pending:
-        return self.pending.pop(ticket)

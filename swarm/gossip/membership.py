@@ -20,7 +20,7 @@ from random import Random
 import msgspec
 
 from swarm.errors import ProtocolError
-from swarm.gossip.calls import MAX_FAILURES, Calls, Home, Homes, Partners, Pending, Purpose
+from swarm.gossip.calls import MAX_FAILURES, Home, Homes, Partners
 from swarm.gossip.records import (
     ENTRY_BYTES,
     Doubled,
@@ -29,7 +29,6 @@ from swarm.gossip.records import (
     ExchangeReply,
     GossipRules,
     Greet,
-    HeadLearned,
     Owner,
     Post,
     Profile,
@@ -80,7 +79,6 @@ class Membership:
         self.view = View(owner, rules, dialable, lan=lan)
         self.homes = Homes(rules, random)
         self.rules = rules
-        self.calls = Calls(rules, random)
         self._owner = owner
         self._table = self.view.table
         self._leases = self.view.leases
@@ -153,7 +151,7 @@ class Membership:
             self._partners.next_round()
             message = self.view.round_message(now)
             called = self._partners.some(self.rules.fanout, self.view.at_least(self.rules.fanout, now))
-            effects += [self._call(peer, "round", message, now) for peer in called]
+            effects += [self._call(peer, message, now) for peer in called]
         return effects + gone
 
     def _revive(self, now: float) -> list[Effect]:
@@ -163,7 +161,7 @@ class Membership:
             return []
         stone = self._random.choice(stones)
         message = self.view.round_message(now)
-        return [self.calls.to(stone.signed.node, stone.addresses, "revive", message, now=now)]
+        return [self._post(stone.signed.node, stone.addresses, message, now)]
 
     def _has_to_greet(self, now: float) -> bool:
         """Return True if this node should call a bootstrap: a leaf if it can reach no public, and a few publics at a
@@ -187,7 +185,7 @@ class Membership:
                 effects.append(self._poll(home, peer, now))
         if now >= self._refresh_at:
             asked = self.view.some(1, self._random, now=now)
-            effects += [self._call(peer, "refresh", self.view.refresh_message(now), now) for peer in asked]
+            effects += [self._call(peer, self.view.refresh_message(now), now) for peer in asked]
             # If it knows too few to choose homes from, it asks again soon.
             enough = asked and len(self._table) > self.rules.homes
             self._refresh_at = now + self._period(self.rules.refresh_rounds if enough else self.rules.scarce_rounds)
@@ -202,9 +200,8 @@ class Membership:
             hold_s=self._vary(self.rules.hold_s) if home.served else self.rules.hold_s / 100,
         )
         home.told = self.view.own.order
-        call = self._call(peer, "poll", message, now)
-        home.ticket, home.asked = call.ticket, self.view.newest
-        return call
+        home.poll = self._call(peer, message, now)
+        return home.poll
 
     # -- being called ----------------------------------------------------------------------------------------
 
@@ -251,35 +248,33 @@ class Membership:
         # Greet again soon if it taught nothing: it may be a leaf, and the call that follows may be lost.
         self._greet_at = now + max(HELLO_S, self._greet_period(now))
         message = self.view.round_message(now) if self.view.is_public else self.view.refresh_message(now)
-        return [*effects, self.calls.to(signed.node, (address,), "seed", message, now=now)]
+        return [*effects, self._post(signed.node, (address,), message, now)]
 
-    def answered(self, ticket: int, reply: ExchangeReply, *, now: float) -> list[Effect]:
+    def answered(self, call: Post, reply: ExchangeReply, *, now: float) -> list[Effect]:
         """Take the answer to a call."""
-        pending = self.calls.take(ticket)
-        sent_at = pending.sent_at
-        self._hear(pending.node, sent_at)
-        home = self.homes.of_ticket(ticket)
+        sent_at = call.sent_at
+        self._hear(call.node, sent_at)
+        home = self.homes.polled_by(call)
         if home is not None:
             self.homes.answered(home, full=reply.full, held_s=now - sent_at, now=now)
             home.told = -1 if self.view.own.prefix in reply.wanted else home.told
-        direct, called = (pending.node, sent_at), pending.address.host
+        direct, called = (call.node, sent_at), call.address.host
         effects = self._take_in(reply.records, reply.digest, sent_at, now, direct=direct, called=called)
-        self._table.prove(pending.node, lambda address: address == pending.address)
+        self._table.prove(call.node, lambda address: address == call.address)
         effects += self._hear_head(reply.head, now) + self._refute(reply.refute, now)
         if home is not None:
-            home.knows = self.view.newest if reply.head == self.view.head else home.asked
-        return effects + self._send_wanted(pending, reply.wanted, now)
+            home.knows = self.view.newest if reply.head == self.view.head else call.message.newest
+        return effects + self._send_wanted(call, reply.wanted, now)
 
-    def failed(self, ticket: int, *, now: float) -> list[Effect]:
+    def failed(self, call: Post, *, now: float) -> list[Effect]:
         """Note that a call failed: the other node may be dead, or only the connection."""
-        pending = self.calls.take(ticket)
-        peer = self._table.find(pending.node)
+        peer = self._table.find(call.node)
         if peer is not None:
             peer.failed(self.rules.round_s, now=now)
-        if (home := self.homes.of_ticket(ticket)) is not None:
+        if (home := self.homes.polled_by(call)) is not None:
             patience = MAX_FAILURES if peer is not None and peer.proven else 1
-            self.homes.failed(home, took_s=now - pending.sent_at, patience=patience, now=now)
-        if pending.purpose in ("refresh", "seed"):
+            self.homes.failed(home, took_s=now - call.sent_at, patience=patience, now=now)
+        if call.message.asks and not self.view.is_public:
             self._refresh_at = min(self._refresh_at, now + self._period(1))
         return []
 
@@ -301,8 +296,7 @@ class Membership:
         if self.view.newest is not None and version <= self.view.newest:
             return []
         self.view.newest, self.view.head = version, sealed
-        learned = HeadLearned(version=version, sealed=sealed)
-        return [learned, *(self._push(now, head=True) if self.view.is_public else [])]
+        return [Wake(), *(self._push(now, head=True) if self.view.is_public else [])]
 
     def set_profile(self, profile: Profile, *, now: float) -> None:
         """Publish `profile` within a sixth of the usual time. Held versions change with every publication."""
@@ -334,7 +328,7 @@ class Membership:
         self._owner.reachability = "gone"
         effects = self._owner.issue()
         message = self.view.push_message([self.view.own], now)
-        return [*effects, *(self._call(peer, "push", message, now) for peer in told)]
+        return [*effects, *(self._call(peer, message, now) for peer in told)]
 
     # -- records and beats -----------------------------------------------------------------------------------
 
@@ -402,14 +396,13 @@ class Membership:
         self._leases.tell(signed)
         if signed.record.reachability == "gone":
             self._count_leaves()
-        admitted, more = self._table.admit(signed, heard_at, verdict=verdict, now=now)
-        effects += more
-        if admitted == "new":
+        effects += self._table.admit(signed, heard_at, verdict, now=now)
+        if verdict == "new":
             self._make_room(signed.node)
-        if admitted in ("new", "changed"):
+        if verdict in ("new", "changed"):
             self._leases.end(signed.node)
             effects += [Wake()] if signed.record.role == "learner" else []
-        return admitted in ("new", "changed", "gone")
+        return verdict in ("new", "changed", "gone")
 
     def _make_room(self, new: NodeId) -> None:
         """On a leaf that knows enough publics, forget the stalest that is neither a home nor the learner nor new."""
@@ -470,24 +463,31 @@ class Membership:
         self._push_at = now + self.rules.push_delay_s if self._fresh else None
         message = self.view.push_message(records, now, head=self.view.head if head else b"")
         told = self._partners.some(self.rules.push_fanout, self.view.at_least(self.rules.push_fanout, now))
-        return [self._call(peer, "push", message, now) for peer in told]
+        return [self._call(peer, message, now) for peer in told]
 
-    def _send_wanted(self, pending: Pending, wanted: tuple[bytes, ...], now: float) -> list[Effect]:
-        if pending.purpose in ("push", "poll"):
+    def _send_wanted(self, call: Post, wanted: tuple[bytes, ...], now: float) -> list[Effect]:
+        if not call.message.asks:
             return []
         records = fitting(signed for signed in map(self.view.record_of, wanted) if signed is not None)
         if not records:
             return []
         message = self.view.push_message(records, now)
-        return [self.calls.to(pending.node, (pending.address,), "push", message, now=now)]
+        return [self._post(call.node, (call.address,), message, now)]
 
-    def _call(self, peer: Peer, purpose: Purpose, message: Exchange, now: float) -> Post:
+    def _call(self, peer: Peer, message: Exchange, now: float) -> Post:
         tries = self._table.tries
         due = tuple(a for a in peer.addresses if peer.proven or tries.is_due(a, now=now))
-        call = self.calls.to(peer.signed.node, due or peer.addresses, purpose, message, now=now)
+        call = self._post(peer.signed.node, due or peer.addresses, message, now)
         if not peer.proven:
             tries.tried(call.address, now=now)
         return call
+
+    def _post(self, node: NodeId, addresses: tuple[Address, ...], message: Exchange, now: float) -> Post:
+        """Call one of a node's addresses, chosen at random."""
+        address = self._random.choice(addresses)
+        # A signal takes a quarter of a round to go around the world and back.
+        timeout_s = self.rules.round_s + message.hold_s
+        return Post(node=node, address=address, message=message, timeout_s=timeout_s, sent_at=now)
 
     def _period(self, rounds: float) -> float:
         return self._vary(rounds * self.rules.round_s)

@@ -319,15 +319,15 @@ class Owner:
         return [GenerationRaised(generation=self._generation)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Post:
-    """Post `message` to `node`, and return the answer or the failure under `ticket`."""
+    """Post `message` to `node`, and hand this call back once, with the answer or because it failed."""
 
-    ticket: int
     node: NodeId
     address: Address
     message: Exchange
     timeout_s: float
+    sent_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,15 +337,7 @@ class Greet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wake:
-    """Look again at every poll that is held open: the learner has moved."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadLearned:
-    """Answer every poll that is held open: a newer version exists."""
-
-    version: VersionId
-    sealed: bytes
+    """Look again at every poll that is held open: a newer version exists, or the learner has moved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,4 +381,4 @@ class Rejected:
     reason: str
 
 
-Effect = Post | Greet | Wake | HeadLearned | Appeared | Died | LeafGone | GenerationRaised | Doubled | Rejected
+Effect = Post | Greet | Wake | Appeared | Died | LeafGone | GenerationRaised | Doubled | Rejected

@@ -28,7 +28,6 @@ from swarm.gossip.records import (
     ExchangeReply,
     GenerationRaised,
     Greet,
-    HeadLearned,
     LeafGone,
     Post,
     Rejected,
@@ -170,7 +169,7 @@ class GossipService:
                     self._start(self._call(self.core, effect))
                 case Greet():
                     self._start(self._say_hello(self.core))
-                case Wake() | HeadLearned():
+                case Wake():
                     self._wake()
                 case Appeared():
                     self._emit("public_appeared", node=effect.signed.node, role=effect.signed.record.role)
@@ -194,11 +193,11 @@ class GossipService:
             reply = decode(data, ExchangeReply, cap_bytes=GOSSIP_BODY_BYTES)
         except ProtocolError:
             self.rejected["bad_answer"] += 1
-            effects = core.failed(call.ticket, now=time.monotonic())
+            effects = core.failed(call, now=time.monotonic())
         except PeerUnreachable:
-            effects = core.failed(call.ticket, now=time.monotonic())
+            effects = core.failed(call, now=time.monotonic())
         else:
-            effects = core.answered(call.ticket, reply, now=time.monotonic())
+            effects = core.answered(call, reply, now=time.monotonic())
         if core is self._core:
             self.perform(effects)
 

@@ -203,7 +203,7 @@ class Table:
             peer.addresses, peer.proven = (found,), True
 
     def judge(self, signed: SignedRecord, heard_at: float, *, is_there: bool = False, now: float) -> str:
-        """Return what `admit` would make of a record if its owner signed it: one of CHANGES, "known", or the reason for
+        """Return what `admit` is to make of a record if its owner signed it: one of CHANGES, "known", or the reason for
         a refusal. Nothing here is as costly as a signature. If its owner `is_there`, speaking from the address that the
         record names, publics that merely claim to be there give way."""
         if signed.node in self.banned:
@@ -231,34 +231,33 @@ class Table:
             return "new"
         return "changed" if signed.record.addresses != known.signed.record.addresses else "reissued"
 
-    def admit(
-        self, signed: SignedRecord, heard_at: float, *, verdict: str = "", now: float
-    ) -> tuple[str, list[Effect]]:
-        """Take in a record as `judge` says, or has just said (`verdict`), and return its verdict. `heard_at` is the
-        latest beat as far as the node that passed the record on knows. The caller has checked the signature if the
-        verdict is one of CHANGES."""
-        verdict = verdict or self.judge(signed, heard_at, now=now)
+    def admit(self, signed: SignedRecord, heard_at: float, verdict: str, *, now: float) -> list[Effect]:
+        """Take in a record of which `judge` has just said `verdict`. `heard_at` is the latest beat as far as the node
+        that passed the record on knows. The caller has checked the signature if the verdict is one of CHANGES."""
         if verdict in ("new", "changed") and signed.record.role != "learner":
             for claim in filter(None, map(self._claim_in, self._full_for(signed))):
                 self.forget(claim)
         match verdict:
             case "known":
-                return verdict, []
+                return []
             case "new":
-                return verdict, self._add(signed, heard_at, now)
+                self._add(signed, heard_at, now)
+                return [Appeared(signed=signed)]
             case "changed" | "reissued":
-                return verdict, self._renew(self.by_prefix[signed.prefix], signed, heard_at, now)
+                self._renew(self.by_prefix[signed.prefix], signed, heard_at, now)
+                return []
             case "buried":
-                return verdict, self._lay(signed, now)
+                self._lay(signed, now)
+                return []
             case "gone":
                 self.forget(self.by_prefix[signed.prefix])
-                reason = signed.record.reachability
-                return verdict, [*self._lay(signed, now), Died(node=signed.node, reason=reason)]
+                self._lay(signed, now)
+                return [Died(node=signed.node, reason=signed.record.reachability)]
             case "equivocation":
-                return verdict, self._ban(signed)
+                return self._ban(signed)
         if verdict in LASTING:
             self.unwanted[signed.prefix] = signed.order
-        return verdict, [Rejected(reason=verdict)]
+        return [Rejected(reason=verdict)]
 
     def pardon(self, *, now: float) -> None:
         """Once in a record's life, ask again for what was refused: there may be room by now."""
@@ -307,7 +306,7 @@ class Table:
         self.dead.pop(signed.prefix, None)
         return [Rejected(reason="equivocation"), Died(node=signed.node, reason="equivocated")]
 
-    def _renew(self, peer: Peer, signed: SignedRecord, heard_at: float, now: float) -> list[Effect]:
+    def _renew(self, peer: Peer, signed: SignedRecord, heard_at: float, now: float) -> None:
         if signed.record.addresses != peer.signed.record.addresses:
             self._count_blocks(peer.signed, leaves=True)
             self._count_blocks(signed)
@@ -315,9 +314,8 @@ class Table:
             peer.addresses, peer.proven = self.callable_at(signed), signed.record.role == "learner"
         peer.signed, peer.risen_at = signed, now
         peer.heard_at = max(peer.heard_at, heard_at)
-        return []
 
-    def _add(self, signed: SignedRecord, heard_at: float, now: float) -> list[Effect]:
+    def _add(self, signed: SignedRecord, heard_at: float, now: float) -> None:
         self.dead.pop(signed.prefix, None)
         while len(self.by_prefix) + len(self.dead) >= MAX_PUBLICS and self.dead:
             del self.dead[next(iter(self.dead))]
@@ -329,13 +327,11 @@ class Table:
         if is_learner:
             self._learner = signed.prefix
         self._count_blocks(signed)
-        return [Appeared(signed=signed)]
 
-    def _lay(self, signed: SignedRecord, now: float, addresses: tuple[Address, ...] = ()) -> list[Effect]:
+    def _lay(self, signed: SignedRecord, now: float, addresses: tuple[Address, ...] = ()) -> None:
         # Take it out and put it in again, so that the oldest tombstone stays first.
         self.dead.pop(signed.prefix, None)
         self.dead[signed.prefix] = Tombstone(signed=signed, died_at=now, addresses=addresses)
-        return []
 
     def has_room(self, address: Address) -> bool:
         """Return True if a public that proves this address would be taken in."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
-from swarm.gossip.records import Exchange, GossipRules, Rejected, SignedRecord, Wake, open_record, pack_digest
+from swarm.gossip.records import Exchange, GossipRules, Rejected, SignedRecord, open_record
 from tests import swarmers
 from tests.simulator.gossip.checkers import GossipBreach, GossipChecker
 from tests.simulator.gossip.faults import DeathLiar, HostileBootstrap, LifeLiar
@@ -127,7 +126,8 @@ def test_the_checker_sees_a_record_that_goes_back() -> None:
 
 @pytest.mark.parametrize("loss_share", [0.1, 0.3])
 def test_loss_kills_nobody_and_stops_no_head(loss_share: float) -> None:
-    swarm, checker = swarm_of(24, loss_share=loss_share)
+    """And clocks that are hours apart make no difference."""
+    swarm, checker = swarm_of(24, loss_share=loss_share, skew_s=40_000.0)
     swarm.run_for(60.0)
     swarm.publish(3)
     checker.run_until_settled(HEAD_ROUNDS * ROUND_S)
@@ -194,33 +194,6 @@ def test_a_learner_that_comes_back_elsewhere_is_told_to_every_leaf_within_second
     swarm.run_for(3 * ROUND_S)
     assert all_know()
     checker.run_until_settled(SETTLE_S)
-
-
-def test_a_held_poll_is_answered_at_once_when_the_learner_has_moved() -> None:
-    swarm, _ = swarm_of(12, loss_share=0.0)
-    home = next(node for node in swarm.publics() if node.number and len(node.core.view.leases))
-    (leaf, *_) = home.core.view.leases.leaves
-    poll = Exchange(hold_s=RULES.hold_s, learner=swarm.nodes[0].core.view.own.order, asks=0)
-    assert home.core.holds(poll)
-    swarm.nodes[0].crash()
-    again = swarm.add(swarm.learner_key, public=True, generation=2)
-    sealed = again.core.view.own.sealed
-    digest = pack_digest([(again.core.view.own.prefix, again.core.view.own.order, 0.0)])
-    effects = home.core.receive(
-        again.node, Exchange(records=(sealed,), digest=digest, asks=0), host=swarmers.ELSEWHERE, now=home.now
-    )
-    assert Wake() in effects
-    assert not home.core.holds(poll)
-    assert sealed in home.core.answer(leaf, poll, now=home.now).records
-
-
-def test_clocks_that_are_hours_apart_make_no_difference() -> None:
-    swarm, checker = swarm_of(20, skew_s=40_000.0, loss_share=0.1)
-    swarm.nodes[3].crash()
-    swarm.publish(2)
-    swarm.run_for(DEAD_S + 6 * ROUND_S)
-    checker.run_until_settled(SETTLE_S)
-    assert checker.false_deaths() == []
 
 
 # -- replays -------------------------------------------------------------------------------------------------
@@ -354,49 +327,3 @@ def test_a_hostile_bootstrap_keeps_nobody_out_and_teaches_nothing() -> None:
             served = {home.node for home in node.core.homes.homes if home.served and not home.failures}
             assert served & honest
     assert set(rejected) & {"bad_record", "zombie"}
-
-
-def containers_of(node: GossipNode) -> dict[str, int]:
-    """Sizes of all that a core keeps, to be found unchanged."""
-    core = node.core
-    table = core.view.table
-    return {
-        "publics": len(table),
-        "dead": len(table.dead),
-        "subnets": len(table._blocks),
-        "leases": len(core.view.leases),
-        "calls": len(core.calls.pending),
-        "homes": len(core.homes.homes),
-        "fresh": len(core._fresh),
-    }
-
-
-def garbage(number: int, own: SignedRecord) -> Exchange:
-    """Some kind of nonsense, another each time."""
-    bits = bytearray(own.sealed)
-    bits[number % len(bits)] ^= 1 << number % 8
-    kinds: list[Callable[[], Exchange]] = [
-        lambda: Exchange(digest=number.to_bytes(14, "big") * 50, asks=0),
-        lambda: Exchange(digest=bytes(13 + number % 14), asks=0),
-        lambda: Exchange(records=(bytes(bits),), asks=0),
-        lambda: Exchange(records=(number.to_bytes(8, "big") * 20,) * 3, head=bytes(bits), asks=0),
-        lambda: Exchange(records=(swarmers.signed(number % 50).sealed,), asks=0),
-        lambda: Exchange(head=number.to_bytes(100, "big"), newest=None),
-    ]
-    return kinds[number % len(kinds)]()
-
-
-def test_a_flood_of_garbage_is_counted_and_leaves_no_trace() -> None:
-    swarm, _ = swarm_of(8, leaf_share=0.25)
-    target = swarm.nodes[1]
-    own = swarm.nodes[2].core.view.own
-    before, view = containers_of(target), view_of(target)
-    for number in range(3000):
-        message = garbage(number, own)
-        effects = target.core.receive(
-            swarmers.key(number % 97 + 500).node_id, message, host=swarmers.ELSEWHERE, now=target.now
-        )
-        target.core.answer(swarmers.key(number % 97 + 500).node_id, message, now=target.now)
-        assert {type(effect) for effect in effects} <= {Rejected}
-    assert containers_of(target) == before
-    assert view_of(target) == view

@@ -145,7 +145,7 @@ class GossipChecker:
         self._must(len(table) + len(table.dead) <= MAX_PUBLICS, "I5", f"{node.number} has too many tombstones")
         self._must(len(view.leases) <= MAX_LEAVES, "I5", f"{node.number} serves {len(view.leases)} leaves")
         self._must(len(node.core.homes.homes) <= view.rules.homes, "I5", f"{node.number} has too many homes")
-        self._must(len(node.core.calls.pending) <= MAX_CALLS, "I5", f"{node.number} has too many calls under way")
+        self._must(node.calls <= MAX_CALLS, "I5", f"{node.number} has too many calls under way")
         blocks = Counter(block for peer in table for block in blocks_of(peer.signed.record.addresses))
         counted = {block: len(nodes) for block, nodes in table._blocks.items()}
         self._must(counted == blocks, "I5", f"{node.number} lost count of its blocks")

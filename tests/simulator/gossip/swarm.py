@@ -25,7 +25,6 @@ from swarm.gossip.records import (
     ExchangeReply,
     GossipRules,
     Greet,
-    HeadLearned,
     LeafGone,
     Owner,
     Post,
@@ -132,6 +131,7 @@ class GossipNode:
         self.cached: list[GossipNode] = []
         self.skew_s = self._world.random.uniform(-1, 1) * swarm.scenario.skew_s
         self.acted_at = self._world.now
+        self.calls = 0
         self._held: list[tuple[NodeId, Exchange, Reply[Sized]]] = []
         self._open_until: dict[int, float] = {}
         self._armed_at: float | None = None
@@ -243,11 +243,7 @@ class GossipNode:
                 case Greet():
                     self._greet()
                 case Wake():
-                    self._release_all()
-                case HeadLearned():
-                    assert self.newest is None or effect.version > self.newest, "I4: a head went back"
-                    self.newest = effect.version
-                    self.swarm.on_head(self, effect.version)
+                    self._see_head()
                     self._release_all()
                 case Appeared() | Died() | LeafGone() | Rejected():
                     self.swarm.on_change(self, effect)
@@ -255,6 +251,13 @@ class GossipNode:
                     raise AssertionError("here no key is used twice")
                 case _:
                     pass
+
+    def _see_head(self) -> None:
+        newest = self.core.view.newest
+        if newest is not None and newest != self.newest:
+            assert self.newest is None or newest > self.newest, "I4: a head went back"
+            self.newest = newest
+            self.swarm.on_head(self, newest)
 
     def _release_all(self) -> None:
         for held in list(self._held):
@@ -273,6 +276,7 @@ class GossipNode:
         return []
 
     def _call(self, call: Post) -> None:
+        self.calls += 1
         message = self.liar.call(call.message)
         nbytes = len(encode(message)) + REQUEST_BYTES
         target = self.swarm.at(call.address)
@@ -288,15 +292,17 @@ class GossipNode:
                 target.hear(self.node, message, reply)
 
         def answered(sized: Sized) -> None:
+            self.calls -= 1
             answer, answer_bytes = sized
             self.traffic.bytes += answer_bytes
             assert target is not None
             self._open_until[target.number] = self._world.now + KEPT_S
-            self.do(lambda: self.core.answered(call.ticket, answer, now=self.now))
+            self.do(lambda: self.core.answered(call, answer, now=self.now))
 
         def failed() -> None:
+            self.calls -= 1
             self._open_until.pop(target.number if target is not None else -1, None)
-            self.do(lambda: self.core.failed(call.ticket, now=self.now))
+            self.do(lambda: self.core.failed(call, now=self.now))
 
         other = str(target.number) if target else "nobody"
 

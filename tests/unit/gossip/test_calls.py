@@ -6,7 +6,7 @@ from random import Random
 
 from swarm.gossip.calls import MAX_FAILURES, Home, Homes
 from swarm.gossip.membership import Membership
-from swarm.gossip.records import MAX_LEAVES, Exchange, Greet, HeadLearned, LeafGone, Post, Wake
+from swarm.gossip.records import MAX_LEAVES, Exchange, Greet, LeafGone, Post, Wake
 from swarm.gossip.table import LeafLeases
 from swarm.types import NodeId
 from tests.builders import v
@@ -83,7 +83,6 @@ def test_a_home_that_is_no_longer_known_is_given_up() -> None:
 def test_an_answered_poll_is_followed_by_the_next_but_not_at_any_pace() -> None:
     one = filled(NODES[0])
     (home,) = one.homes
-    home.ticket = 1
     one.answered(home, full=False, held_s=RULES.hold_s, now=10.0)
     assert home.next_at == 10.0
     one.answered(home, full=False, held_s=0.0, now=10.0)
@@ -167,8 +166,8 @@ def test_a_home_that_may_lack_the_head_is_given_it() -> None:
     leaf.take_head(head(3), now=1.0)
     poll = next_poll(leaf, now=20.0)
     assert poll.message.head == head(3)
-    received, _ = deliver(poll, leaf, home, now=20.0)
-    assert HeadLearned(version=v(3), sealed=head(3)) in received
+    deliver(poll, leaf, home, now=20.0)
+    assert home.view.newest == v(3)
     assert next_poll(leaf, now=40.0).message.head == b"", "once"
 
 
@@ -192,7 +191,7 @@ def test_a_home_that_was_lost_and_is_there_again_is_given_the_head_again() -> No
     for now in (40.0, 60.0):
         poll = next_poll(leaf, now=now)
         assert poll.message.head == b""
-        leaf.failed(poll.ticket, now=now)
+        leaf.failed(poll, now=now)
         introduce(leaf, home.view.own, now=now)
     assert next_poll(leaf, now=80.0).message.head == head(3)
 
@@ -202,7 +201,7 @@ def test_a_first_poll_is_not_held_and_the_next_one_is() -> None:
     introduce(leaf, signed(2))
     first = next_poll(leaf, now=0.0)
     assert first.message.hold_s < RULES.round_s / 4
-    leaf.answered(first.ticket, reply(), now=0.1)
+    leaf.answered(first, reply(), now=0.1)
     second = next_poll(leaf, now=min(leaf.homes.deadlines()))
     assert 0.7 * RULES.hold_s < second.message.hold_s <= RULES.longest_hold_s
     assert second.timeout_s > second.message.hold_s
@@ -215,8 +214,7 @@ def test_a_poll_is_held_until_there_is_a_newer_head() -> None:
     assert home.holds(poll)
     assert not home.holds(Exchange(asks=0)), "it is no poll"
     assert not home.holds(Exchange(hold_s=RULES.hold_s, newest=v(3), asks=0))
-    effects = home.take_head(head(5), now=1.0)
-    assert HeadLearned(version=v(5), sealed=head(5)) in effects
+    assert Wake() in home.take_head(head(5), now=1.0)
     assert not home.holds(poll)
     assert home.answer(key(1).node_id, poll, now=1.0).head == head(5)
 
@@ -235,7 +233,7 @@ def test_a_poll_is_answered_when_the_learner_has_another_life_and_not_for_a_re_i
     assert answer.records == (moved.sealed,)
     leaf = core(1, public=False)
     introduce(leaf, signed(0), signed(2))
-    leaf.answered(polls(leaf, now=0.0)[0].ticket, answer, now=0.1)
+    leaf.answered(polls(leaf, now=0.0)[0], answer, now=0.1)
     learner = leaf.view.learner()
     assert learner is not None
     assert learner.record.addresses == (address(99),)
@@ -313,7 +311,7 @@ def test_a_dead_home_is_exchanged_for_a_live_one() -> None:
     while now < 60.0:
         for call in calls_in(leaf.tick(now=now)):
             asked.add(call.node)
-            leaf.failed(call.ticket, now=now + RULES.round_s)
+            leaf.failed(call, now=now + RULES.round_s)
         now = max(now + 0.1, leaf.deadline())
     assert len(asked) == RULES.homes + 1
 

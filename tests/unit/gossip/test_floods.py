@@ -25,7 +25,9 @@ from tests.swarmers import (
     ELSEWHERE,
     RULES,
     address,
+    admit,
     ages,
+    call_to,
     calls_in,
     core,
     head,
@@ -81,12 +83,12 @@ def banned(one: Counted) -> None:
 
 def full_table(one: Counted) -> None:
     for fake in fakes(MAX_OTHERS):
-        one.core.view.table.admit(fake, 1.0, now=1.0)
+        admit(one.core.view.table, fake, 1.0, now=1.0)
 
 
 def full_subnet(one: Counted) -> None:
     for number in range(10, 10 + MAX_PER_SUBNET):
-        one.core.view.table.admit(at(number, f"20.0.2.{number}"), 1.0, now=1.0)
+        admit(one.core.view.table, at(number, f"20.0.2.{number}"), 1.0, now=1.0)
 
 
 REFUSABLE: list[tuple[str, SignedRecord, Callable[[Counted], object]]] = [
@@ -155,17 +157,17 @@ def test_a_node_that_is_called_can_spend_no_more_with_its_answers() -> None:
     introduce(one.core, signed(2))
     one.checked = 0
     for number in range(10):
-        call = one.core.calls.to(key(2).node_id, (address(2),), "round", Exchange(), now=1.0)
+        call = call_to(2, now=1.0)
         some = [signed(100 + 150 * number + place) for place in range(150)]
         answer = ExchangeReply(records=tuple(r.sealed for r in some), digest=ages(*((r, 0.0) for r in some)))
-        one.core.answered(call.ticket, answer, now=1.0)
+        one.core.answered(call, answer, now=1.0)
     assert one.checked == BURST
 
 
 def test_digests_and_questions_cost_their_network_and_nobody_else() -> None:
     one = core(1)
     for fake in fakes(1000):
-        one.view.table.admit(fake, 0.0, now=0.0)
+        admit(one.view.table, fake, 0.0, now=0.0)
     round_message = one.view.round_message(0.0)
     questions = [round_message, Exchange(records=(b"junk",) * 512), Exchange(), Exchange(head=head(3))]
     for number, message in enumerate(questions):
@@ -194,9 +196,9 @@ def calls_of(one: Membership, until: float, told: Callable[[float], object]) -> 
             call = waiting.pop()
             called.append((now, call.address.host))
             if call.address.host == VICTIM:
-                one.failed(call.ticket, now=now)
+                one.failed(call, now=now)
             else:
-                waiting += calls_in(one.answered(call.ticket, ExchangeReply(), now=now))
+                waiting += calls_in(one.answered(call, ExchangeReply(), now=now))
         now += 1.0
     return called
 
@@ -228,8 +230,7 @@ def test_a_claimed_address_is_proven_by_a_call_from_it_or_an_answer_at_it_and_af
         introduce(one, signed(number), proven=False)
     one.receive(key(2).node_id, Exchange(asks=0), host=FLOODER, now=1.0)
     one.receive(key(3).node_id, Exchange(asks=0), host=address(3).host, now=1.0)
-    call = one.calls.to(key(4).node_id, (address(4),), "round", Exchange(), now=1.0)
-    one.answered(call.ticket, ExchangeReply(), now=1.0)
+    one.answered(call_to(4, now=1.0), ExchangeReply(), now=1.0)
     assert [peer.proven for peer in one.view.table] == [False, True, True]
     introduce(one, signed(3, 1), at(4, VICTIM, sequence=1), proven=False)
     assert [peer.proven for peer in one.view.table] == [False, True, False]
@@ -304,7 +305,7 @@ def test_claims_give_way_to_a_node_that_speaks_from_where_it_says_it_is(fill: st
     claims_of_host = [at(number, HONEST, number) for number in range(10, 10 + MAX_PER_HOST)]
     claimed = fakes(MAX_OTHERS) if fill == "the table" else claims_of_host
     for claim in claimed:
-        assert table.admit(claim, 1.0, now=1.0)[0] == "new"
+        assert admit(table, claim, 1.0, now=1.0)[0] == "new"
     honest = at(2, HONEST, 7700, sequence=1)
     assert table.has_room(honest.record.addresses[0])
     from_elsewhere = Exchange(records=(honest.sealed,), digest=ages((honest, 0.0)), asks=0)

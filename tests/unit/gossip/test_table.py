@@ -26,14 +26,14 @@ from swarm.gossip.table import MAX_OTHERS, Table
 from swarm.net.hosts import is_dialable
 from swarm.types import Address, NodeId
 from swarm.wire import encode
-from tests.swarmers import DEAD_S, LIFE_S, RULES, THE_SWARM, address, anywhere, key, reasons, signed, table
+from tests.swarmers import DEAD_S, LIFE_S, RULES, THE_SWARM, address, admit, anywhere, key, reasons, signed, table
 
 LATE = DEAD_S + 1.0
 
 
 def admitted(one: Table, record: SignedRecord, *, now: float = 0.0, age_s: float = 0.0) -> str:
     """What came of it, or why it was refused."""
-    return one.admit(record, now - age_s, now=now)[0]
+    return admit(one, record, now - age_s, now=now)[0]
 
 
 def at(host: str, port: int = 7700) -> tuple[Address, ...]:
@@ -44,7 +44,7 @@ def known(*records: SignedRecord, dialable: Callable[[Address], bool] = anywhere
     """A table of these at 0 s."""
     one = table(dialable=dialable)
     for record in records:
-        one.admit(record, 0.0, now=0.0)
+        admit(one, record, 0.0, now=0.0)
     return one
 
 
@@ -57,8 +57,8 @@ def with_dead() -> Table:
 
 def test_only_a_higher_order_replaces_a_record() -> None:
     one = table()
-    assert one.admit(signed(1, 5), 0.0, now=0.0) == ("new", [Appeared(signed=signed(1, 5))])
-    assert one.admit(signed(1, 5), 0.0, now=0.0) == ("known", [])
+    assert admit(one, signed(1, 5), 0.0, now=0.0) == ("new", [Appeared(signed=signed(1, 5))])
+    assert admit(one, signed(1, 5), 0.0, now=0.0) == ("known", [])
     assert admitted(one, signed(1, 4)) == "old_record"
     assert admitted(one, signed(1, 9, generation=0)) == "old_record"
     assert admitted(one, signed(1, 6)) == "reissued"
@@ -73,9 +73,9 @@ def test_a_moved_public_may_be_called_at_once() -> None:
     one = known(signed(1))
     (peer,) = one
     peer.failures, peer.retry_at = 3, 1e9
-    one.admit(signed(1, 1), 0.0, now=0.0)
+    admit(one, signed(1, 1), 0.0, now=0.0)
     assert peer.failures == 3
-    one.admit(signed(1, 2, addresses=[address(9)]), 0.0, now=0.0)
+    admit(one, signed(1, 2, addresses=[address(9)]), 0.0, now=0.0)
     assert peer.failures == 0
     assert peer.retry_at < 0
 
@@ -90,7 +90,7 @@ def test_silence_ends_a_public_and_patience_stretches_it() -> None:
 
 def test_a_record_that_is_not_issued_anew_ends_whatever_is_said_of_its_beats() -> None:
     one = known(signed(1))
-    one.admit(signed(1), LIFE_S - 2, now=LIFE_S - 2)
+    admit(one, signed(1), LIFE_S - 2, now=LIFE_S - 2)
     (peer,) = one
     peer.heard_at = LIFE_S + 1
     assert one.expire(now=LIFE_S - 1, patience=1.0) == []
@@ -122,7 +122,7 @@ def test_a_tombstone_outlives_every_record_that_is_under_way() -> None:
 @pytest.mark.parametrize("reachability", ["leaf", "gone"])
 def test_a_public_may_withdraw_itself_and_no_older_record_undoes_it(reachability: str) -> None:
     one = known(signed(1))
-    said, effects = one.admit(signed(1, 1, reachability=reachability, addresses=()), 0.0, now=0.0)  # type: ignore[arg-type]
+    said, effects = admit(one, signed(1, 1, reachability=reachability, addresses=()), 0.0, now=0.0)  # type: ignore[arg-type]
     assert (said, effects) == ("gone", [Died(node=key(1).node_id, reason=reachability)])
     assert admitted(one, signed(1)) == "old_record"
     assert not next(iter(one.dead.values())).is_lost
@@ -136,7 +136,7 @@ def test_two_contents_of_one_order_ban_the_key() -> None:
     wrapped = encode([signed(1).body, key(1).sign(RECORD_CONTEXT, signed(1).body), "more"])
     assert wrapped != signed(1).sealed
     assert admitted(one, open_record(wrapped, THE_SWARM)) == "known", "the same body in other bytes"
-    said, effects = one.admit(signed(1, profile=Profile(leaves=1)), 0.0, now=0.0)
+    said, effects = admit(one, signed(1, profile=Profile(leaves=1)), 0.0, now=0.0)
     assert (said, reasons(effects)) == ("equivocation", ["equivocation"])
     assert effects[-1] == Died(node=key(1).node_id, reason="equivocated")
     assert key(1).node_id in one.banned
@@ -185,9 +185,9 @@ def test_a_move_does_not_go_around_the_cap_of_a_subnet_and_makes_room_where_it_l
     moved = [admitted(one, signed(number, 1, addresses=at(f"20.200.1.{number}"))) for number in numbers]
     assert moved == ["changed"] * MAX_PER_SUBNET + ["subnet_full"]
     assert admitted(one, signed(1, 2, addresses=at("20.200.1.250"))) == "changed", "within its own subnet"
-    one.admit(signed(1, 3, addresses=at("20.9.9.9")), 0.0, now=0.0)
+    admit(one, signed(1, 3, addresses=at("20.9.9.9")), 0.0, now=0.0)
     assert admitted(one, signed(1000, addresses=at("20.200.1.200"))) == "new"
-    one.admit(signed(2, 2, reachability="gone", addresses=()), 0.0, now=0.0)
+    admit(one, signed(2, 2, reachability="gone", addresses=()), 0.0, now=0.0)
     assert admitted(one, signed(1001, addresses=at("20.200.1.201"))) == "new"
 
 
@@ -238,7 +238,7 @@ def test_an_address_that_may_not_be_called_is_refused_at_first_sight_and_after_a
 
 def test_a_leaf_forgets_the_old_but_never_the_learner() -> None:
     one = known(signed(0), signed(1))
-    one.admit(signed(2), LIFE_S, now=LIFE_S)
+    admit(one, signed(2), LIFE_S, now=LIFE_S)
     one.forget_old(now=LIFE_S + 1)
     assert {peer.signed.node for peer in one} == {key(0).node_id, key(2).node_id}
     assert one.dead == {}

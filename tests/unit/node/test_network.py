@@ -131,7 +131,7 @@ async def test_a_second_session_is_another_life_and_is_believed(tmp_path: Path) 
 
 
 async def test_a_public_that_speaks_another_protocol_is_one_that_does_not_answer(tmp_path: Path) -> None:
-    """Its 426 ends no task, no ticket and no node."""
+    """Its 426 ends no task, no call and no node."""
 
     async def upgrade(request: web.Request) -> web.Response:
         return web.Response(status=426, text="upgrade\x1b[2J")
@@ -150,7 +150,7 @@ async def test_a_public_that_speaks_another_protocol_is_one_that_does_not_answer
             assert peer is not None
             await until(lambda: peer.failures >= 2)
             assert lead.gossip.rejected["bad_answer"] >= 2
-            assert len(core.calls.pending) <= 2
+            assert len(lead.gossip._tasks) <= 2
     finally:
         await server.stop()
 
