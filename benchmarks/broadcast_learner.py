@@ -22,7 +22,6 @@ from benchmarks.payload import layout_of, write_random, write_weights
 from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.manifest import Layout
-from swarm.gossip.records import Profile
 from swarm.node.network import NodeNetwork
 from swarm.settings import LeadConfig
 from swarm.types import VersionId
@@ -64,7 +63,7 @@ class Broadcaster:
     def announce(self, published: HeldVersion, version: VersionId) -> None:
         self.service.announce(published)
         self.network.published(published.sealed_head)
-        self.network.set_profile(Profile(held=version, engine="learner"))
+        self.network.set_held(version)
 
 
 async def lead(options: argparse.Namespace) -> None:

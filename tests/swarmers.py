@@ -18,7 +18,6 @@ from swarm.gossip.records import (
     GossipRules,
     Owner,
     Post,
-    Profile,
     Reachability,
     Record,
     Rejected,
@@ -72,7 +71,8 @@ def signed(
     reachability: Reachability = "public",
     swarm: SwarmId = THE_SWARM,
     role: Role | None = None,
-    profile: Profile | None = None,
+    held: VersionId | None = None,
+    leaves: int = 0,
 ) -> SignedRecord:
     """What node `number` says of itself."""
     owner = key(number)
@@ -85,7 +85,8 @@ def signed(
         reachability=reachability,
         addresses=(address(number),) if addresses is None else tuple(addresses),
         protocol=PROTOCOL,
-        profile=profile or Profile(),
+        held=held,
+        leaves=leaves,
     )
     return sign_record(record, owner)
 
@@ -105,11 +106,11 @@ def open_version(sealed: bytes) -> VersionId:
 
 
 @cache
-def head(version: int, incarnation: int = 0) -> bytes:
+def head(version: int, incarnation: int = 0, *, learner: SigningKey = LEARNER) -> bytes:
     """A head as the learner signs it."""
     named = Head(
-        swarm=THE_SWARM,
-        learner_key=LEARNER.public_bytes,
+        swarm=swarm_id_of(learner.public_bytes),
+        learner_key=learner.public_bytes,
         version=v(version, incarnation),
         base=None,
         layout_digest=bytes(32),
@@ -117,7 +118,7 @@ def head(version: int, incarnation: int = 0) -> bytes:
         table_digest=bytes(32),
         table_bytes=1000,
     )
-    return sign_head(named, LEARNER)
+    return sign_head(named, learner)
 
 
 def core(

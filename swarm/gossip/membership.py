@@ -17,8 +17,6 @@ import math
 from collections.abc import Callable, Iterable
 from random import Random
 
-import msgspec
-
 from swarm.errors import ProtocolError
 from swarm.gossip.calls import MAX_FAILURES, Home, Homes, Partners
 from swarm.gossip.records import (
@@ -31,7 +29,6 @@ from swarm.gossip.records import (
     Greet,
     Owner,
     Post,
-    Profile,
     Reachability,
     Rejected,
     SignedRecord,
@@ -120,6 +117,8 @@ class Membership:
         effects: list[Effect] = []
         if now >= self._reissue_at:
             self._reissue_at = now + self._period(rules.reissue_rounds)
+            # Leaves come and go too often to issue a record each time.
+            self._owner.leaves = len(self._leases)
             effects += self._owner.issue()
         if now >= self._round_at:
             self._round_at = now + self._period(1)
@@ -145,8 +144,7 @@ class Membership:
             effects += self._table.expire(now=now, patience=patience)
         else:
             self._table.forget_old(now=now)
-        if gone := self._leases.expire(now=now, patience=patience):
-            self._count_leaves()
+        gone = self._leases.expire(now=now, patience=patience)
         if self.view.is_public:
             self._partners.next_round()
             message = self.view.round_message(now)
@@ -218,10 +216,8 @@ class Membership:
         ends."""
         effects: list[Effect] = []
         self._hear(caller, now)
-        network = network_of(host)
         if message.hold_s > 0 and self._table.find(caller) is None:
-            self._leases.renew(caller, message.newest, network=network, now=now)
-            self._count_leaves()
+            self._leases.renew(caller, network=network_of(host), now=now)
         latest = now - self.rules.transit_s
         effects += self._take_in(message.records, message.digest, latest, now, direct=(caller, now), host=host)
         self._table.prove(caller, lambda address: caller_of(address.host) == caller_of(host))
@@ -298,11 +294,10 @@ class Membership:
         self.view.newest, self.view.head = version, sealed
         return [Wake(), *(self._push(now, head=True) if self.view.is_public else [])]
 
-    def set_profile(self, profile: Profile, *, now: float) -> None:
-        """Publish `profile` within a sixth of the usual time. Held versions change with every publication."""
-        profile = msgspec.structs.replace(profile, leaves=len(self._leases))
-        if profile != self._owner.profile:
-            self._owner.profile = profile
+    def set_held(self, version: VersionId | None, *, now: float) -> None:
+        """Say within a sixth of the usual time which version this node holds: it changes with every publication."""
+        if version != self._owner.held:
+            self._owner.held = version
             soon = self.rules.reissue_rounds * self.rules.round_s / 6
             self._reissue_at = min(self._reissue_at, now + soon)
 
@@ -394,8 +389,6 @@ class Membership:
 
     def _admit(self, signed: SignedRecord, heard_at: float, verdict: str, now: float, effects: list[Effect]) -> bool:
         self._leases.tell(signed)
-        if signed.record.reachability == "gone":
-            self._count_leaves()
         effects += self._table.admit(signed, heard_at, verdict, now=now)
         if verdict == "new":
             self._make_room(signed.node)
@@ -412,10 +405,6 @@ class Membership:
         spare = [p for p in self._table if p.signed.node not in kept and p.signed.record.role != "learner"]
         if spare:
             self._table.forget(min(spare, key=lambda peer: peer.heard_at))
-
-    def _count_leaves(self) -> None:
-        """Put the number of leaves into the next record. They come and go too often to issue one each time."""
-        self._owner.profile = msgspec.structs.replace(self._owner.profile, leaves=len(self._leases))
 
     def _refute(self, sealed: bytes, now: float) -> list[Effect]:
         """Answer a node that believes this one dead: it has to hear of a higher order."""

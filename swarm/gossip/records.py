@@ -93,32 +93,19 @@ class GossipRules:
 
 
 RECORD_CONTEXT = "record"
-RECORD_BYTES = 1024  # An ordinary record takes 270 to 340 bytes; one with four long DNS names fits too
+RECORD_BYTES = 1024  # An ordinary record takes 170 to 280 bytes; one with four long DNS names fits too
 MAX_ADDRESSES = 4  # IPv4, IPv6 and two names
 
 MAX_SEQUENCE = 65_535  # A digest has two bytes each for sequence and generation; after 45 days the generation rises
 PREFIX_BYTES = 8  # Of a node's id in a digest: no two of 4,096 nodes share them, by chance or by design
 Reachability = Literal["leaf", "public", "gone"]  # Only dials out; proven reachable from outside; has left
 
-Rate = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 Counter16 = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 
 
-class Profile(Message, frozen=True):
-    """What a node claims to hold and to be able to do; 0 means unknown. Nothing important relies on these claims alone.
-    `leaves` counts the leaves that have this node as a home."""
-
-    held: VersionId | None = None
-    engine: Annotated[str, msgspec.Meta(max_length=32)] = ""
-    leaves: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
-    rollouts_per_s: Rate = 0
-    uplink_bytes_per_s: Rate = 0
-    downlink_bytes_per_s: Rate = 0
-    cost_per_hour: Rate = 0
-
-
 class Record(Message, frozen=True):
-    """Who a node is, where it listens, what it offers. `round_s` is the swarm's pace; only the learner's counts."""
+    """Who a node is and where it listens. It claims to hold the version `held`, and that `leaves` have it as a home;
+    nothing important relies on these claims. `round_s` is the swarm's pace; only the learner's counts."""
 
     key: PublicKeyField
     swarm: Id
@@ -128,7 +115,8 @@ class Record(Message, frozen=True):
     reachability: Reachability
     addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
     protocol: Annotated[int, msgspec.Meta(ge=0, le=65_535)]
-    profile: Profile
+    held: VersionId | None = None
+    leaves: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
     round_s: Seconds = 0.0
 
     @property
@@ -270,7 +258,8 @@ class Owner:
         self.addresses = addresses
         # Everybody dials the learner: it needs no proof that it can be reached.
         self.reachability: Reachability = "public" if role == "learner" else "leaf"
-        self.profile = Profile()
+        self.held: VersionId | None = None
+        self.leaves = 0
         self.issue()
 
     def issue(self) -> list[Effect]:
@@ -288,7 +277,8 @@ class Owner:
             reachability=self.reachability,
             addresses=self.addresses,
             protocol=PROTOCOL,
-            profile=self.profile,
+            held=self.held,
+            leaves=self.leaves,
             round_s=self._round_s,
         )
         self.signed = sign_record(record, self._key)

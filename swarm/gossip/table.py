@@ -34,18 +34,16 @@ from swarm.gossip.records import (
     prefix_of,
 )
 from swarm.net.hosts import Tries, is_name, network_of, open_host
-from swarm.types import Address, NodeId, VersionId
+from swarm.types import Address, NodeId
 
 
 @dataclass(slots=True, kw_only=True)
 class Leaf:
-    """A leaf of this home, which called from `network`. `signed` is None until it sends its record. `newest` is the
-    version that it last knew of."""
+    """A leaf of this home, which called from `network`. `signed` is None until it sends its record."""
 
     heard_at: float
     network: str
     signed: SignedRecord | None = None
-    newest: VersionId | None = None
 
 
 class LeafLeases:
@@ -58,13 +56,13 @@ class LeafLeases:
     def __len__(self) -> int:
         return len(self.leaves)
 
-    def renew(self, node: NodeId, newest: VersionId | None, *, network: str, now: float) -> bool:
+    def renew(self, node: NodeId, *, network: str, now: float) -> bool:
         """Count a poll of `node`. Return False if this home has no room for it."""
         leaf = self.leaves.pop(node, None)
         if leaf is None and len(self.leaves) >= MAX_LEAVES and not self._make_room(network):
             return False
         signed = leaf.signed if leaf else None
-        self.leaves[node] = Leaf(heard_at=now, network=network, newest=newest, signed=signed)
+        self.leaves[node] = Leaf(heard_at=now, network=network, signed=signed)
         return True
 
     def _make_room(self, network: str) -> bool:

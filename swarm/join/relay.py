@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from swarm.broadcast.receiver.receiver import Receiver
-from swarm.gossip.records import Profile
 from swarm.join.joining import JoiningNode
 from swarm.node.bootstrap import Greeting
 
@@ -41,5 +40,4 @@ class RelayNode(JoiningNode):
         held = None
         while True:
             held = (await receiver.upkeep.installed(held)).head.version
-            uplink = float(f"{receiver.uplink_bytes_per_s:.2g}")
-            self._network.set_profile(Profile(held=held, uplink_bytes_per_s=uplink))
+            self._network.set_held(held)

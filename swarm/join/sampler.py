@@ -14,7 +14,6 @@ from swarm.aio import unless_stopped
 from swarm.broadcast.receiver.receiver import Receiver
 from swarm.confine import has_gpu
 from swarm.errors import ChildFailed, EchoError, InUseElsewhere, ProtocolError, UserError, first_fault
-from swarm.gossip.records import Profile
 from swarm.join.joining import JoiningNode
 from swarm.join.link import LearnerLink, SwarmChanged
 from swarm.node.bootstrap import Greeting
@@ -234,7 +233,7 @@ class SamplerNode(JoiningNode):
                 receiver=receiver,
                 offer=lambda: self._offer(engine, receiver),
                 status=self._status,
-                on_change=lambda: self._say_profile(engine, receiver),
+                on_change=lambda: self._network.set_held(engine.installed),
                 say=self._say,
             )
             return await session.run(ending)
@@ -272,15 +271,3 @@ class SamplerNode(JoiningNode):
         """Count submissions that the learner had no room for; each is submitted again."""
         if path == SUBMIT_PATH:
             self._status.verdicts["overloaded"] += 1
-
-    def _say_profile(self, engine: EngineWorker, receiver: Receiver) -> None:
-        """Spread by gossip what this node holds and how fast it is."""
-        self._network.set_profile(
-            Profile(
-                held=engine.installed,
-                engine=engine.kind,
-                rollouts_per_s=float(f"{engine.rates.rollouts_per_s:.2g}"),
-                uplink_bytes_per_s=float(f"{receiver.uplink_bytes_per_s:.2g}"),
-                cost_per_hour=self._config.cost_per_hour,
-            )
-        )

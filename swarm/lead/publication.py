@@ -26,7 +26,6 @@ from swarm.broadcast.service import BroadcastService
 from swarm.broadcast.store.disk import DiskFull, copy_parts, require_room
 from swarm.broadcast.store.store import HeldVersion
 from swarm.broadcast.version.manifest import Layout, trained_spans
-from swarm.gossip.records import Profile
 from swarm.lead.training import PublishedStep, Training
 from swarm.node.network import NodeNetwork
 from swarm.rollout.api import RolloutService
@@ -271,7 +270,7 @@ class Publication:
         version = held.head.version
         self.count += 1
         self._note("send", time.time())
-        self._network.set_profile(Profile(held=version, engine="learner"))
+        self._network.set_held(version)
         if not self._rollouts.samplers:
             self._note("send", time.time(), time.time())
         now = time.monotonic()

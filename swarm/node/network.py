@@ -30,7 +30,7 @@ from swarm.broadcast.version.manifest import open_head
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.gossip.membership import Membership
 from swarm.gossip.reachability import DIAL_BACK_CONTEXT, DialBackLimit, Knock, Reachability
-from swarm.gossip.records import GossipRules, Owner, Profile, SignedRecord, open_record, read_record
+from swarm.gossip.records import GossipRules, Owner, SignedRecord, open_record, read_record
 from swarm.gossip.service import KNOCK_S, GossipService
 from swarm.gossip.table import Leaf, Peer
 from swarm.net.client import PeerClient, session_route
@@ -133,8 +133,8 @@ def _public(peer: Peer, newest: VersionId | None, suspect: bool, now: float) -> 
         "state": "suspect" if suspect else "alive",
         "address": record.addresses[0].url,
         "beat_s": round(max(0.0, now - peer.heard_at), 1),
-        "leaves": record.profile.leaves,
-        **_version(record.profile.held, newest),
+        "leaves": record.leaves,
+        **_version(record.held, newest),
     }
 
 
@@ -144,7 +144,7 @@ def _leaf(node: NodeId, leaf: Leaf, newest: VersionId | None, now: float) -> dic
         "node": node,
         "role": record.role if record else None,
         "beat_s": round(now - leaf.heard_at, 1),
-        **_version(record.profile.held if record else None, newest),
+        **_version(record.held if record else None, newest),
     }
 
 
@@ -323,8 +323,9 @@ class NodeNetwork:
         """Return whether this node may call an address that another one named."""
         return address.host in self.bootstraps.hosts or is_dialable(address.host, lan=self._lan)
 
-    def set_profile(self, profile: Profile) -> None:
-        self.gossip.core.set_profile(profile, now=time.monotonic())
+    def set_held(self, version: VersionId | None) -> None:
+        """Say in this node's record which version it holds."""
+        self.gossip.core.set_held(version, now=time.monotonic())
         self.gossip.perform([])
 
     def published(self, sealed_head: bytes) -> None:

@@ -22,7 +22,6 @@ from swarm.gossip.records import (
     Greet,
     LeafGone,
     Post,
-    Profile,
     Reachability,
     Rejected,
     Wake,
@@ -177,7 +176,7 @@ def apply(one: Table, arguments: list[object], now: float) -> None:
         generation=int(str(generation)),
         reachability=how,
         addresses=hosts,
-        profile=Profile(leaves=int(str(place))),
+        leaves=int(str(place)),
     )
     effects = admit(one, record, now - float(str(age_s)), now=now)[1]
     assert all(isinstance(effect, EFFECTS) for effect in effects)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from random import Random
 
-from swarm.broadcast.version.manifest import Head, open_head, sign_head
+from swarm.broadcast.version.manifest import open_head
 from swarm.errors import ProtocolError
 from swarm.gossip.membership import Membership
 from swarm.gossip.records import (
@@ -38,6 +38,7 @@ from swarm.plan.simulate.world import World
 from swarm.types import Address, NodeId, Role, SwarmId, VersionId
 from swarm.wire import encode
 from tests.simulator.network import LinkShape, Network, Reply
+from tests.swarmers import head
 
 REQUEST_BYTES, ANSWER_BYTES = 345, 165
 """What a call takes besides its bodies: 241 and 61 bytes of HTTP headers, signature and TLS records, measured on a kept
@@ -430,21 +431,10 @@ class GossipSwarm:
 
     def publish(self, version: int, *, incarnation: int = 0) -> VersionId:
         """The learner signs the head of a version."""
-        named = VersionId(incarnation=incarnation, version=version)
-        head = Head(
-            swarm=self.swarm_id,
-            learner_key=self.learner_key.public_bytes,
-            version=named,
-            base=None,
-            layout_digest=bytes(32),
-            layout_bytes=1000,
-            table_digest=bytes(32),
-            table_bytes=1000,
-        )
-        sealed = sign_head(head, self.learner_key)
+        sealed = head(version, incarnation, learner=self.learner_key)
         learner = self.by_node[self.learner_key.node_id]
         learner.do(lambda: learner.core.take_head(sealed, now=learner.now))
-        return named
+        return VersionId(incarnation=incarnation, version=version)
 
     def at(self, address: Address) -> GossipNode | None:
         return self._by_host.get(address.host)

@@ -127,8 +127,8 @@ def test_a_home_that_failed_is_told_our_record_again() -> None:
 def test_polls_renew_a_lease_and_silence_ends_it() -> None:
     leases = LeafLeases(RULES)
     for number, node in enumerate(NODES[:3]):
-        assert leases.renew(node, None, network="", now=float(number))
-    leases.renew(NODES[0], None, network="", now=LEASE_S)
+        assert leases.renew(node, network="", now=float(number))
+    leases.renew(NODES[0], network="", now=LEASE_S)
     assert leases.expire(now=LEASE_S + 1.5, patience=1.0) == [LeafGone(node=NODES[1])]
     assert leases.expire(now=LEASE_S + 2.5, patience=2.0) == []
     assert leases.expire(now=LEASE_S + 2.5, patience=1.0) == [LeafGone(node=NODES[2])]
@@ -138,16 +138,16 @@ def test_polls_renew_a_lease_and_silence_ends_it() -> None:
 def test_a_home_serves_so_many_leaves_and_no_more() -> None:
     leases = LeafLeases(RULES)
     for number in range(MAX_LEAVES):
-        assert leases.renew(NodeId(str(number)), None, network="", now=0.0)
-    assert not leases.renew(NodeId("one more"), None, network="", now=0.0)
-    assert leases.renew(NodeId("0"), None, network="", now=0.0), "whoever is here may stay"
+        assert leases.renew(NodeId(str(number)), network="", now=0.0)
+    assert not leases.renew(NodeId("one more"), network="", now=0.0)
+    assert leases.renew(NodeId("0"), network="", now=0.0), "whoever is here may stay"
     leases.end(NodeId("0"))
-    assert leases.renew(NodeId("one more"), None, network="", now=0.0)
+    assert leases.renew(NodeId("one more"), network="", now=0.0)
 
 
 def test_the_newest_record_of_a_leaf_is_kept() -> None:
     leases = LeafLeases(RULES)
-    leases.renew(key(1).node_id, None, network="", now=0.0)
+    leases.renew(key(1).node_id, network="", now=0.0)
     for sequence in (3, 5, 4):
         leases.tell(signed(1, sequence, reachability="leaf"))
     kept = leases.leaves[key(1).node_id].signed
@@ -266,9 +266,9 @@ def test_a_home_counts_its_leaves_in_its_record() -> None:
     home._reissue_at = 2.0
     home.tick(now=2.0)
     assert home.view.own.order > before
-    assert home.view.own.record.profile.leaves == 1
+    assert home.view.own.record.leaves == 1
     run_until(home, LEASE_S + 2 * RULES.reissue_rounds * RULES.round_s, now=40.0)
-    assert home.view.own.record.profile.leaves == 0
+    assert home.view.own.record.leaves == 0
 
 
 def test_a_leaf_that_leaves_or_becomes_public_has_no_lease() -> None:
@@ -284,7 +284,7 @@ def test_a_leaf_that_leaves_or_becomes_public_has_no_lease() -> None:
 def test_a_full_home_says_so_and_is_exchanged() -> None:
     leaf, home = core(1, public=False), core(2)
     for number in range(MAX_LEAVES):
-        home.view.leases.renew(NodeId(f"other {number}"), None, network=f"{number}", now=0.0)
+        home.view.leases.renew(NodeId(f"other {number}"), network=f"{number}", now=0.0)
     introduce(leaf, home.view.own)
     poll = next_poll(leaf, now=0.0)
     assert home.answer(key(1).node_id, poll.message, now=0.0).full

@@ -15,7 +15,6 @@ from swarm.gossip.records import (
     MAX_PER_SUBNET,
     Exchange,
     ExchangeReply,
-    Profile,
     SignedRecord,
 )
 from swarm.gossip.table import MAX_OTHERS
@@ -78,7 +77,7 @@ def invented(record: SignedRecord, count: int = PER_MESSAGE) -> list[SignedRecor
 
 
 def banned(one: Counted) -> None:
-    introduce(one.core, signed(2), signed(2, profile=Profile(leaves=1)))
+    introduce(one.core, signed(2), signed(2, leaves=1))
 
 
 def full_table(one: Counted) -> None:
@@ -119,7 +118,7 @@ def test_what_is_known_or_of_no_use_costs_no_signature() -> None:
     for record in (signed(2), one.core.view.own, signed(3, reachability="leaf", addresses=())):
         assert one.take(*invented(record)) == []
     assert one.checked == 0
-    assert one.take(*invented(signed(2, profile=Profile(leaves=1)), 1), claimed=False) == ["bad_record"]
+    assert one.take(*invented(signed(2, leaves=1), 1), claimed=False) == ["bad_record"]
     assert one.checked == 1, "another body of the same order would ban the key, so its owner must have signed it"
 
 

@@ -21,7 +21,6 @@ from swarm.gossip.records import (
     GenerationRaised,
     Greet,
     Post,
-    Profile,
     SignedRecord,
     Wake,
 )
@@ -507,14 +506,14 @@ def test_where_others_may_be_called_back_off_is_kept() -> None:
         assert silent not in one.view.some(RULES.fanout, Random(now), now=0.0)
 
 
-def test_a_profile_is_said_soon_and_only_when_it_changed() -> None:
+def test_what_is_held_is_said_soon_and_only_when_it_changed() -> None:
     one = core(1)
     before = one.view.own.order
-    one.set_profile(Profile(held=v(3)), now=0.0)
+    one.set_held(v(3), now=0.0)
     run_until(one, RULES.reissue_rounds * RULES.round_s / 2, now=0.0)
     assert one.view.own.order == before + 1
-    assert one.view.own.record.profile.held == v(3)
-    one.set_profile(Profile(held=v(3)), now=31.0)
+    assert one.view.own.record.held == v(3)
+    one.set_held(v(3), now=31.0)
     run_until(one, RULES.reissue_rounds * RULES.round_s * 0.79, now=31.0)
     assert one.view.own.order == before + 1
 

@@ -13,7 +13,6 @@ from swarm.gossip.records import (
     RECORD_CONTEXT,
     GenerationRaised,
     Owner,
-    Profile,
     Record,
     SignedRecord,
     open_record,
@@ -41,16 +40,8 @@ def test_records_are_ordered_by_generation_then_sequence() -> None:
 
 def test_the_longest_ordinary_record_fits_and_opens_as_what_was_signed() -> None:
     names = [Address(host=f"{'n' * 120}{i}.example", port=65_535, fingerprint=bytes(32)) for i in range(MAX_ADDRESSES)]
-    profile = Profile(
-        held=VersionId(incarnation=BIG, version=BIG),
-        engine="e" * 32,
-        leaves=65_535,
-        rollouts_per_s=1e13,
-        uplink_bytes_per_s=1e13,
-        downlink_bytes_per_s=1e13,
-        cost_per_hour=1e13,
-    )
-    one = signed(1, MAX_SEQUENCE, generation=MAX_SEQUENCE, addresses=names, profile=profile)
+    held = VersionId(incarnation=BIG, version=BIG)
+    one = signed(1, MAX_SEQUENCE, generation=MAX_SEQUENCE, addresses=names, held=held, leaves=65_535)
     assert open_record(one.sealed, THE_SWARM) == one
 
 
@@ -90,10 +81,10 @@ def test_a_record_that_something_else_signed_is_refused(sealed: bytes) -> None:
 def test_a_re_issue_rises_and_says_what_is_true_now() -> None:
     one = owner()
     assert place(one.signed) == (3, 0)
-    one.profile = Profile(leaves=5)
+    one.leaves = 5
     assert one.issue() == []
     assert place(one.signed) == (3, 1)
-    assert one.signed.record.profile.leaves == 5
+    assert one.signed.record.leaves == 5
 
 
 def test_a_record_of_this_generation_that_it_never_issued_is_of_a_former_life_too() -> None:

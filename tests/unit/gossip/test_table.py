@@ -17,7 +17,6 @@ from swarm.gossip.records import (
     RECORD_CONTEXT,
     Appeared,
     Died,
-    Profile,
     SignedRecord,
     open_record,
     pack_digest,
@@ -105,7 +104,7 @@ def test_a_dead_node_comes_back_by_a_higher_order_alone() -> None:
     assert admitted(one, signed(1, 6), now=LATE) == "new"
     assert one.dead == {}
     one = with_dead()
-    assert admitted(one, signed(1, 5, profile=Profile(leaves=1)), now=LATE) == "equivocation"
+    assert admitted(one, signed(1, 5, leaves=1), now=LATE) == "equivocation"
     assert one.dead == {}
 
 
@@ -136,7 +135,7 @@ def test_two_contents_of_one_order_ban_the_key() -> None:
     wrapped = encode([signed(1).body, key(1).sign(RECORD_CONTEXT, signed(1).body), "more"])
     assert wrapped != signed(1).sealed
     assert admitted(one, open_record(wrapped, THE_SWARM)) == "known", "the same body in other bytes"
-    said, effects = admit(one, signed(1, profile=Profile(leaves=1)), 0.0, now=0.0)
+    said, effects = admit(one, signed(1, leaves=1), 0.0, now=0.0)
     assert (said, reasons(effects)) == ("equivocation", ["equivocation"])
     assert effects[-1] == Died(node=key(1).node_id, reason="equivocated")
     assert key(1).node_id in one.banned
@@ -145,7 +144,7 @@ def test_two_contents_of_one_order_ban_the_key() -> None:
 
 
 def test_a_banned_key_is_forgotten_when_there_are_too_many() -> None:
-    one = known(*(signed(number, profile=Profile(leaves=n)) for number in range(1, MAX_BANNED + 2) for n in (0, 1)))
+    one = known(*(signed(number, leaves=n) for number in range(1, MAX_BANNED + 2) for n in (0, 1)))
     banned = [number for number in range(1, MAX_BANNED + 2) if key(number).node_id in one.banned]
     assert banned == list(range(2, MAX_BANNED + 2))
 
