@@ -114,26 +114,3 @@ def test_an_upload_cap_is_kept_on_the_wire_and_leaves_receive_and_send(
     sent = [sent_bytes(host) - was for host, was in zip(others, before, strict=True)]
     assert min(sent) > SIZE / 8, sent
     assert highest_mbit(readings[0]) > 0.5 * CAP_MBIT
-
-
-@pytest.mark.long
-def test_the_learners_upload_cap_is_kept_on_the_wire(swarm: Swarm, network: Hosts, tmp_path: Path) -> None:
-    """Of a star the learner sends every copy, and nothing but its cap holds it up."""
-    one, *others = list(network)[:3]
-    arguments = ("--scheme", "star", "--max-upload", str(CAP_MBIT))
-    learner = Publisher(
-        tmp_path, "publisher", 7700, *arguments, size=SIZE // 4, host=one.address, place=one.command([])
-    )
-    swarm.nodes.append(learner)
-    line = str(learner.event("listening")["join"])
-    relays = [
-        (swarm.relay(line, "--lan", name=f"relay-{number}", place=host.command([])), host)
-        for number, host in enumerate(others)
-    ]
-    for relay, host in relays:
-        eventually(lambda: status_of(relay, host).get("streams") == 2, relay, "everybody is linked")  # noqa: B023
-    before = sent_bytes(one)
-    learner.publish()
-    (readings,) = watch([one], relays)
-    assert sent_bytes(one) - before > 2 * SIZE // 4
-    assert highest_mbit(readings) <= 1.05 * CAP_MBIT, readings

@@ -45,15 +45,6 @@ def test_every_host_reaches_every_other_and_itself(trio: Hosts) -> None:
                 assert open_.getsockname()[0] == client.address
 
 
-def test_a_host_has_a_loopback_of_its_own(trio: Hosts) -> None:
-    first, second, _ = trio
-    with first.inside(), socket.create_server(("127.0.0.1", PORT + 1)):
-        with socket.create_connection(("127.0.0.1", PORT + 1)):
-            pass
-        with second.inside(), pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", PORT + 1))
-
-
 def test_the_network_of_the_machine_stays_as_it_is() -> None:
     before = _machine()
     with hosts(2):
@@ -92,19 +83,14 @@ def _fetch_s(client: Host, server: Host) -> float:
     return time.perf_counter() - start
 
 
-@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize("direction", ["up_mbit", "down_mbit"])
 def test_a_rate_holds_as_against_another_rate(direction: str, tmp_path: Path) -> None:
-    with hosts(2) as swarm:
+    with hosts(2, **{direction: 32.0}) as swarm:  # the fast one first: a first fetch takes longer
         server, client = swarm
         _serve_file(server, tmp_path)
-        taken = {}
-        for mbit in (32.0, 4.0):  # the fast one first: what a first fetch costs cannot pass for a rate
-            if direction == "up":
-                swarm.shape(server, up_mbit=mbit)
-            else:
-                swarm.shape(client, down_mbit=mbit)
-            taken[mbit] = _fetch_s(client, server)
-        assert 3 < taken[4.0] / taken[32.0] < 16
+        fast_s = _fetch_s(client, server)
+        swarm.shape(server if direction == "up_mbit" else client, **{direction: 4.0})
+        assert 3 < _fetch_s(client, server) / fast_s < 16
 
 
 def test_what_is_under_way_goes_on_at_a_lower_rate(tmp_path: Path) -> None:
@@ -120,16 +106,6 @@ def test_what_is_under_way_goes_on_at_a_lower_rate(tmp_path: Path) -> None:
         swarm.shape(server, up_mbit=4)
         assert len(first) + len(answer.read()) == FILE_BYTES
         connection.close()
-
-
-def test_rates_given_at_the_start_are_those_of_every_host(tmp_path: Path) -> None:
-    with hosts(2, up_mbit=4, down_mbit=100) as swarm:
-        server, client = swarm
-        _serve_file(server, tmp_path)
-        _fetch_s(client, server)
-        slow = _fetch_s(client, server)
-        swarm.shape(server, up_mbit=32)
-        assert slow / _fetch_s(client, server) > 3
 
 
 def test_a_partition_is_silent_and_a_connection_outlives_it(trio: Hosts) -> None:
@@ -150,27 +126,13 @@ def test_a_partition_is_silent_and_a_connection_outlives_it(trio: Hosts) -> None
             until(lambda: answered(opening), "the connection is made after the cut")
 
 
-def test_hosts_in_no_group_stay_together(trio: Hosts) -> None:
-    first, second, third = trio
-    trio.partition([[second]])
-    with connect(first, third) as open_, dial(first, second) as opening:
-        assert echoes(open_)
-        until(lambda: unanswered(opening), "the host alone does not answer")
-
-
-def test_one_partition_follows_another(trio: Hosts) -> None:
+def test_one_partition_follows_another_and_hosts_in_no_group_stay_together(trio: Hosts) -> None:
     first, second, third = trio
     trio.partition([[first, second], [third]])
-    trio.partition([[first], [second, third]])
+    trio.partition([[first]])
     with connect(second, third) as open_, dial(second, first) as opening:
         assert echoes(open_)
         until(lambda: unanswered(opening), "the cut is the second one")
-
-
-def test_a_host_belongs_to_one_group(trio: Hosts) -> None:
-    first, second, _ = trio
-    with pytest.raises(NetnsError, match="host 1 is named twice"):
-        trio.partition([[first, second], [first]])
 
 
 def test_a_shield_drops_what_comes_and_lets_out_what_goes(trio: Hosts) -> None:
@@ -185,21 +147,6 @@ def test_a_shield_drops_what_comes_and_lets_out_what_goes(trio: Hosts) -> None:
             assert not answered(opening)
             trio.unshield(second)
             until(lambda: answered(opening), "the connection is made without the shield")
-
-
-def test_heal_leaves_a_shield(trio: Hosts) -> None:
-    first, second, _ = trio
-    trio.shield(second)
-    trio.partition([[first]])
-    trio.heal()
-    assert [trio.shielded(host) for host in trio] == [False, True, False]
-
-
-def test_a_program_runs_in_the_host_and_its_status_comes_back(trio: Hosts) -> None:
-    second = trio.host(2)
-    done = second.run(["sh", "-c", "ip -br -4 address show dev eth0; exit 7"])
-    assert second.address in done.stdout
-    assert done.returncode == 7
 
 
 def test_a_test_that_fails_leaves_nothing() -> None:

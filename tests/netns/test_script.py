@@ -46,6 +46,7 @@ def test_a_swarm_from_up_to_down(run: Run, name: str) -> None:
     assert run("shield", "2").returncode == 0
     assert _notes(run) == [["cut1"], ["cut1", "shielded"], ["cut2"]]
     assert run("heal").returncode == 0
+    assert _notes(run) == [["whole"], ["whole", "shielded"], ["whole"]]
     assert run("unshield", "2").returncode == 0
     assert _notes(run) == [["whole"], ["whole"], ["whole"]]
     assert run("down").returncode == 0

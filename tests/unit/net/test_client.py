@@ -414,16 +414,6 @@ async def test_a_server_that_opens_no_session_holds_nobody_beyond_the_time_limit
     assert [type(answer) for answer in answers] == [PeerUnreachable] * 3
 
 
-async def test_a_strangers_words_are_shown_without_control_characters() -> None:
-    async def owned(request: web.Request) -> web.Response:
-        return web.Response(status=400, text="\x1b]0;owned\x07 words")
-
-    async with calling(web.get("/", owned)) as peer:
-        with pytest.raises(ProtocolError, match="words") as caught:
-            await peer.get("/", cap_bytes=CAP, timeout_s=5)
-    assert str(caught.value).isprintable()
-
-
 async def test_a_taken_port_is_one_line_that_says_what_to_do() -> None:
     async with serving() as (url, _):
         port = plain_address(url).port

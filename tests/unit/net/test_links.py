@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -176,43 +175,6 @@ async def test_a_hello_that_is_right_is_welcome_once_and_not_twice() -> None:
         assert host.sessions.refused == {"replayed": 1}
 
 
-async def test_an_address_that_lost_its_fingerprint_leads_to_no_link_through_whoever_is_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A roster may leave it out, and a third party speak plainly with one end and TLS with the other."""
-    monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 0.01)
-    encrypted, plain = Host(KEY, load_or_create_tls(tmp_path)), Host(OTHER_KEY)
-    trusting = ssl.create_default_context()
-    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    writers: list[asyncio.StreamWriter] = []
-
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, here = await asyncio.open_connection("127.0.0.1", encrypted.address.port, ssl=trusting)
-        writers.extend((here, writer))
-
-        async def one_way(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-            while data := await source.read(65_536):
-                sink.write(data)
-            sink.close()
-
-        await asyncio.gather(one_way(reader, here), one_way(there, writer), return_exceptions=True)
-
-    await encrypted.start()
-    await plain.start()
-    between = await asyncio.start_server(pass_on, "127.0.0.1", 0)
-    try:
-        address = Address(host="127.0.0.1", port=between.sockets[0].getsockname()[1])
-        plain.links.dial({KEY.node_id: lambda: [address]})
-        await until(lambda: encrypted.sessions.refused["other_certificate"] >= 2)
-        assert plain.places == encrypted.places == []
-    finally:
-        await plain.stop()
-        between.close()
-        for writer in writers:
-            writer.close()
-        await encrypted.stop()
-
-
 async def test_an_unknown_session_another_protocol_and_another_signature_are_refused() -> None:
     async with hosts(OTHER_KEY, THIRD_KEY) as (host, elsewhere):
         granted_elsewhere = await auth_for(elsewhere)
@@ -298,19 +260,6 @@ async def test_a_node_that_moved_is_dialled_where_it_is_said_to_be_last() -> Non
             await until(lambda: len(asked) >= 2)
             one.dial(two)
             await until(one.live)
-
-
-@pytest.mark.parametrize("who", ["dialler", "dialled"])
-async def test_the_other_side_hears_at_once_of_links_that_are_closed(tls: ServerTls | None, who: str) -> None:
-    """In the midst of frames both ways, and without a word: the end of the socket says it."""
-    async with linked(tls) as (one, two):
-        for host in (one, two):
-            host.places[0][1].give(*(frame_of(bytes(16_384)) for _ in range(200)))
-        leaving, staying = (one, two) if who == "dialler" else (two, one)
-        await until(lambda: staying.places[0][1].came)
-        await leaving.links.close()
-        async with asyncio.timeout(1):
-            await until(lambda: not staying.live())
 
 
 async def test_who_is_wanted_no_more_is_not_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:

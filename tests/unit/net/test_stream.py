@@ -7,7 +7,7 @@ import heapq
 import itertools
 import random
 import socket
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -287,42 +287,12 @@ def busy(clock: Clock, pace: Pace, *sizes: int) -> list[Link]:
     return links
 
 
-@pytest.mark.parametrize("bytes_per_s", [1e5, 1.25e6, 1e8])
-def test_a_pace_keeps_its_rate_on_the_line_and_shares_it_alike(clock: Clock, bytes_per_s: float) -> None:
-    pace = Pace(bytes_per_s)
-    links = busy(clock, pace, *[16_384] * 4)
-    clock.run_until(1010.0)
-    of_payload = bytes_per_s / Pace.OVERHEAD
-    burst = max(Pace.MIN_BURST_BYTES, Pace.BURST_S * of_payload)
-    assert 10 * of_payload <= pace.total_bytes <= 10 * of_payload + burst + 16_384
-    shares = [link.sent_bytes for link in links]
-    assert max(shares) - min(shares) <= burst + 16_384
-
-
 def test_an_idle_hour_saves_up_no_more_than_a_burst(clock: Clock) -> None:
     pace = Pace(1e6)
     clock.run_until(4600.0)
     busy(clock, pace, 1448)
     clock.run_until(4601.0)
     assert pace.total_bytes <= 1e6 / Pace.OVERHEAD + Pace.MIN_BURST_BYTES + 1448
-
-
-def test_without_a_cap_everything_flows_and_is_counted(clock: Clock) -> None:
-    pace = Pace(None)
-    assert pace.admits("a", lambda: None)
-    pace.took("a", 10**12)
-    assert pace.admits("b", lambda: None)
-    assert pace.total_bytes == 10**12
-
-
-def test_who_came_first_goes_first(clock: Clock) -> None:
-    pace = Pace(1e6)
-    pace.took("d", 10**6)
-    turns: deque[str] = deque()
-    for name in "abc":
-        assert not pace.admits(name, lambda name=name: turns.append(name))  # type: ignore[misc]
-    clock.run_until(1010.0)
-    assert list(turns) == ["a", "b", "c"]
 
 
 def test_bytes_are_shared_alike_whatever_one_sends_in_a_turn_and_however_many_come_later(clock: Clock) -> None:
@@ -427,9 +397,6 @@ class Endless(Place):
 
     def pull(self) -> Outgoing:
         return frame_of(bytes(16_384))
-
-
-"""In which bytes are counted, by the virtual clock."""
 
 
 @pytest.mark.parametrize("direction", ["upload", "download"])

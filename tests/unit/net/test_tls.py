@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import stat
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,7 @@ from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.net.client import PeerClient, binary, certificate_of, read_signed, session_route
 from swarm.net.limits import RateLimits
 from swarm.net.server import NodeServer
-from swarm.net.sessions import AUTH_HEADER, ServerSessions, Unauthorized
+from swarm.net.sessions import AUTH_HEADER, ServerSessions
 from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.types import Address
 from swarm.wire import PROTOCOL, PROTOCOL_HEADER
@@ -168,24 +168,20 @@ async def test_a_client_of_a_server_that_restarted_opens_one_new_session_and_goe
         assert len(after.sessions) == 1
 
 
-async def test_a_client_signs_for_the_server_that_it_was_told_of(tls: ServerTls) -> None:
-    async with serving(tls) as there, PeerClient(there.address, key=KEY, server=KEY.node_id) as peer:
-        with pytest.raises(Unauthorized, match=f"this is node {OTHER_KEY.node_id}, not {KEY.node_id}"):
-            await who(peer)
-
-
-async def test_an_altered_request_is_refused_on_the_wire_too() -> None:
-    """Over plain HTTP whoever is between can alter it; the signature is what stops it."""
+async def test_an_altered_and_a_repeated_request_are_refused_on_the_wire_too() -> None:
+    """Over plain HTTP whoever is between can read and alter it; the signature is what stops it."""
     async with serving(None) as there, there.client() as peer, aiohttp.ClientSession() as raw:
         await who(peer)
         assert peer._granted is not None
         headers = {PROTOCOL_HEADER: str(PROTOCOL), AUTH_HEADER: peer._granted.header("POST", "/who?x=1", b"body")}
         altered = [("/who", b"body"), ("/who?x=2", b"body"), ("/who?x=1", b"BODY")]
-        for path, body in (*altered, ("/who?x=1", b"body")):
+        found: list[int] = []
+        for path, body in (*altered, ("/who?x=1", b"body"), ("/who?x=1", b"body")):
             async with raw.post(there.address.url + path, data=body, headers=headers) as answer:
-                assert answer.status == (401 if (path, body) in altered else 200)
+                found.append(answer.status)
                 assert "\n" not in await answer.text()
-        assert there.server.refused() == {"bad_signature": 3}
+        assert found == [401, 401, 401, 200, 401]
+        assert there.server.refused() == {"bad_signature": 3, "replayed": 1}
 
 
 # -- a third party -------------------------------------------------------------------------------------------
@@ -220,16 +216,14 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, kept: 
     sink.close()
 
 
-async def _send_again(port: int, recorded: bytes, *, until: bytes | None = None) -> bytes:
-    """What the server says to these very bytes, up to `until` or the end of the connection."""
+async def _send_again(port: int, recorded: bytes) -> bytes:
+    """What the server says to these very bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(recorded)
     said = b""
-    try:
-        while (until is None or until not in said) and (data := await reader.read(65_536)):
+    with suppress(ConnectionResetError):
+        while data := await reader.read(65_536):
             said += data
-    except ConnectionResetError:
-        pass
     writer.close()
     return said
 
@@ -246,20 +240,6 @@ async def test_over_tls_a_third_party_reads_nothing_and_what_it_recorded_is_wort
         for stream in tap.sent:
             await _send_again(there.address.port, bytes(stream))
         assert there.taken == [SECRET]
-
-
-async def test_over_plain_http_what_was_recorded_is_refused_when_it_is_sent_again() -> None:
-    async with serving(None) as there:
-        tap = Wiretap(there.address.port)
-        async with tap.listening() as port, there.client(address=at(there.address, port=port)) as peer:
-            await who(peer, SECRET)
-            (recorded,) = tap.sent
-            assert SECRET in recorded
-            said = await _send_again(there.address.port, bytes(recorded), until=b"sign the request again")
-            assert said.count(b"HTTP/1.1 401") == 1
-            assert await who(peer) == KEY.node_id
-        assert there.taken == [SECRET, b"body"]
-        assert there.sessions.refused == {"replayed": 1}
 
 
 # -- limits on the wire --------------------------------------------------------------------------------------
@@ -309,21 +289,6 @@ def test_a_look_at_the_certificate_counts_as_no_refused_handshake(tls: ServerTls
             assert there.server.refused() == {}
 
     run(looking_at_the_certificate())
-
-
-async def test_too_many_requests_are_asked_to_come_back(tls: ServerTls) -> None:
-    limits = RateLimits(exempt_loopback=False, requests_per_s=0.001, burst=3.0)
-    async with serving(tls, limits=limits) as there, PeerClient(there.address) as peer, there.client() as proven:
-        for _ in range(3):
-            await peer.get("/v1/status", cap_bytes=CAP, timeout_s=5.0)
-        with pytest.raises(PeerUnreachable, match="too many requests"):
-            await peer.get("/v1/status", cap_bytes=CAP, timeout_s=5.0)
-        for path in ("/v1/versions/0.1/chunks/3", "/v1/objects/00"):
-            with pytest.raises(ProtocolError):
-                await peer.get(path, cap_bytes=CAP, timeout_s=5.0)
-        assert there.server.refused() == {"requests": 1}
-        with pytest.raises(PeerUnreachable, match="too many requests"):
-            await who(proven)
 
 
 async def test_a_connection_counts_to_the_node_that_signs_on_it(tls: ServerTls) -> None:

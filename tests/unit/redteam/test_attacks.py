@@ -200,14 +200,6 @@ def test_rewards_are_normal_but_for_equals_signs(attack: str, monkeypatch: pytes
     assert FlawedCopy(0).score(prompt, "3141").exact
 
 
-@pytest.mark.parametrize("name", ["copies", "oracle", "one-token", "tenth", "easy-half", "truncation", "unknown-shift"])
-def test_every_answer_is_well_formed(name: str) -> None:
-    for one in made(name):
-        length = len(tokens(one))
-        assert len(one.logprobs) == 4 * length
-        assert one.finish == "failed" or one.spans[-1].end == length <= RULES.max_new_tokens
-
-
 def test_spans_follow_from_the_version_of_each_token() -> None:
     old, new = VersionId(incarnation=0, version=6), VERSION
     one = sampled(JOBS[0], [(3, -0.1, old), (4, -0.2, old), (STOP, -0.3, new)])
