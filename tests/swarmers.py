@@ -141,10 +141,10 @@ def core(
     made = Membership(
         owner,
         rules,
+        table(rules, dialable),
         read_record=partial(read_record, swarm=THE_SWARM),
         open_record=partial(open_record, swarm=THE_SWARM),
         open_head=open_version,
-        dialable=dialable,
         random=Random(number),
         now=now,
     )

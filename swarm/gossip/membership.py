@@ -34,7 +34,7 @@ from swarm.gossip.records import (
     SignedRecord,
     Wake,
 )
-from swarm.gossip.table import CHANGES, Peer
+from swarm.gossip.table import CHANGES, Peer, Table
 from swarm.gossip.view import View, answer_to, fitting, seen_in
 from swarm.net.hosts import caller_of, network_of
 from swarm.net.limits import Meter, RateLimits
@@ -58,26 +58,25 @@ HELLO_S = 10.0  # By then a hello is answered or has failed
 
 class Membership:
     """One node's view. `read_record` raises ProtocolError, and so do `open_record` and `open_head`, which check
-    signatures too. `dialable` says whether this node may call an address that somebody else named."""
+    signatures too."""
 
     def __init__(
         self,
         owner: Owner,
         rules: GossipRules,
+        table: Table,
         *,
         read_record: Callable[[bytes], SignedRecord],
         open_record: Callable[[bytes], SignedRecord],
         open_head: Callable[[bytes], VersionId],
-        dialable: Callable[[Address], bool],
-        lan: bool = True,
         random: Random,
         now: float,
     ) -> None:
-        self.view = View(owner, rules, dialable, lan=lan)
+        self.view = View(owner, rules, table)
         self.homes = Homes(rules, random)
         self.rules = rules
         self._owner = owner
-        self._table = self.view.table
+        self._table = table
         self._leases = self.view.leases
         self._partners = Partners(rules, random)
         self._read_record = read_record

@@ -6,7 +6,7 @@ ours is newer. What does not fit goes with the next round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from random import Random
 
 from swarm.errors import ProtocolError
@@ -28,7 +28,7 @@ from swarm.gossip.records import (
     unpack_digest,
 )
 from swarm.gossip.table import LeafLeases, Peer, Table
-from swarm.types import Address, NodeId, VersionId
+from swarm.types import NodeId, VersionId
 
 Seen = dict[bytes, tuple[int, float]]  # Order and beat by prefix, as a digest claims them
 RECORDS_BYTES = 40 * 1024  # Records of one message: with the digest of 1,000 publics they fit the body's cap
@@ -40,10 +40,10 @@ FIELD_BYTES = 3  # The header that msgpack puts before bytes
 class View:
     """The node itself, the publics, its leaves, and the newest head."""
 
-    def __init__(self, owner: Owner, rules: GossipRules, dialable: Callable[[Address], bool], *, lan: bool) -> None:
+    def __init__(self, owner: Owner, rules: GossipRules, table: Table) -> None:
         self.owner = owner
         self.rules = rules
-        self.table = Table(rules, dialable, lan=lan)
+        self.table = table
         self.leases = LeafLeases(rules)
         self.newest: VersionId | None = None
         self.head = b""

@@ -32,7 +32,7 @@ from swarm.gossip.membership import Membership
 from swarm.gossip.reachability import DIAL_BACK_CONTEXT, DialBackLimit, Knock, Reachability
 from swarm.gossip.records import GossipRules, Owner, SignedRecord, open_record, read_record
 from swarm.gossip.service import KNOCK_S, GossipService
-from swarm.gossip.table import Leaf, Peer
+from swarm.gossip.table import Leaf, Peer, Table
 from swarm.net.client import PeerClient, session_route
 from swarm.net.hosts import caller_of, is_dialable, is_loopback, is_private
 from swarm.net.links import Station
@@ -395,11 +395,10 @@ class NodeNetwork:
         return Membership(
             self._owner,
             self._rules,
+            Table(self._rules, self.may_call, lan=self._lan),
             read_record=lambda sealed: read_record(sealed, swarm),
             open_record=lambda sealed: open_record(sealed, swarm),
             open_head=lambda sealed: open_head(sealed, learner_key).version,
-            dialable=self.may_call,
-            lan=self._lan,
             random=self._random,
             now=time.monotonic(),
         )

@@ -33,6 +33,7 @@ from swarm.gossip.records import (
     open_record,
     read_record,
 )
+from swarm.gossip.table import Table
 from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.plan.simulate.world import World
 from swarm.types import Address, NodeId, Role, SwarmId, VersionId
@@ -148,10 +149,10 @@ class GossipNode:
         self.core = Membership(
             owner,
             swarm.scenario.rules,
+            Table(swarm.scenario.rules, lambda address: True),
             read_record=swarm.read_record,
             open_record=swarm.open_record,
             open_head=swarm.open_head,
-            dialable=lambda address: True,
             random=Random(self._world.random.getrandbits(64)),
             now=self.now,
         )
