@@ -285,11 +285,9 @@ class Owner:
         return effects
 
     def refute(self, claimed: SignedRecord) -> list[Effect]:
-        """Go past `claimed`, a record by our own key that others believe dead, or that this life never issued. In the
-        second case the state directory was restored from a copy. The generation then has to rise past the former
-        life's, which may have issued other records too."""
-        if claimed.order < self.signed.order:
-            return []
+        """Go past `claimed`, a record by our own key, not older than ours, that others believe dead, or that this life
+        never issued. In the second case the state directory was restored from a copy. The generation then has to rise
+        past the former life's, which may have issued other records too."""
         if claimed.body == self.signed.body:
             return self.issue()
         return self._raise_generation(claimed.record.generation + 1) + self.issue()

@@ -61,7 +61,6 @@ class GossipService:
         on_generation: Callable[[int], None],
     ) -> None:
         self._sessions = sessions
-        self._limit = DialBackLimit(lan=False)
         self._peer_at = peer_at
         self._greet = greet
         self._knock = knock
