@@ -63,9 +63,6 @@ class Homes:
         self._random = random
         self.homes: list[Home] = []
 
-    def wants_others(self, last_resort: NodeId | None) -> bool:
-        return len(self.homes) < self._rules.homes or any(home.node == last_resort for home in self.homes)
-
     def choose(self, candidates: Sequence[NodeId], *, last_resort: NodeId | None, now: float) -> None:
         """Fill up the homes from `candidates`, and give up the last resort once there are others.
 

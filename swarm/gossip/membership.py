@@ -174,8 +174,7 @@ class Membership:
         last_resort = learner.node if learner is not None else None
         # Before the choice: a home that is no longer known can never be polled, and would stay due for ever.
         self.homes.keep(lambda node: self._table.find(node) is not None)
-        if self.homes.wants_others(last_resort):
-            self.homes.choose(self.view.home_candidates(now), last_resort=last_resort, now=now)
+        self.homes.choose(self.view.home_candidates(now), last_resort=last_resort, now=now)
         effects: list[Effect] = []
         for home in self.homes.due(now=now):
             if (peer := self._table.find(home.node)) is not None:
