@@ -31,7 +31,6 @@ from swarm.gossip.records import (
 from swarm.gossip.table import Table
 from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.types import Address, NodeId, Role, SwarmId, VersionId
-from swarm.wire import PROTOCOL
 from tests.builders import v
 
 RULES = GossipRules()
@@ -84,7 +83,6 @@ def signed(
         role=role or role_of(owner),
         reachability=reachability,
         addresses=(address(number),) if addresses is None else tuple(addresses),
-        protocol=PROTOCOL,
         held=held,
         leaves=leaves,
     )

@@ -25,7 +25,7 @@ import msgspec
 from swarm.errors import ProtocolError
 from swarm.net.signing import PublicKeyField, Sealed, SigningKey, node_id_of, swarm_id_of, unseal
 from swarm.types import Address, Id, NodeId, Role, Seconds, SwarmId, VersionId
-from swarm.wire import CONTROL_BODY_BYTES, PROTOCOL, Message, decode, encode
+from swarm.wire import CONTROL_BODY_BYTES, Message, decode, encode
 
 GOSSIP_BODY_BYTES = 64 * 1024  # Largest body: the digest of the largest table (57,344 bytes) and some records
 MAX_PUBLICS = 4096  # Publics that a node knows, dead ones included: their digest fits a body, their records take 1.5 MB
@@ -114,7 +114,6 @@ class Record(Message, frozen=True):
     role: Role
     reachability: Reachability
     addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
-    protocol: Annotated[int, msgspec.Meta(ge=0, le=65_535)]
     held: VersionId | None = None
     leaves: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
     round_s: Seconds = 0.0
@@ -178,7 +177,6 @@ def _signed(record: Record, sealed: bytes, body: bytes) -> SignedRecord:
 _ENTRY = struct.Struct(f">{PREFIX_BYTES}sIH")
 ENTRY_BYTES = _ENTRY.size
 AGE_UNIT_S = 0.1
-MAX_AGE_S = 65_535 * AGE_UNIT_S
 HEAD_BYTES = 1024  # A signed head, which gossip passes on unchanged
 
 SealedRecord = Annotated[bytes, msgspec.Meta(max_length=RECORD_BYTES)]
@@ -276,7 +274,6 @@ class Owner:
             role=self.role,
             reachability=self.reachability,
             addresses=self.addresses,
-            protocol=PROTOCOL,
             held=self.held,
             leaves=self.leaves,
             round_s=self._round_s,

@@ -32,7 +32,7 @@ from swarm.types import NodeId, VersionId
 
 Seen = dict[bytes, tuple[int, float]]  # Order and beat by prefix, as a digest claims them
 RECORDS_BYTES = 40 * 1024  # Records of one message: with the digest of 1,000 publics they fit the body's cap
-MAX_WANTED = RECORDS_BYTES // 256  # A little less than one message can bring: a record with one address takes 222 bytes
+MAX_WANTED = RECORDS_BYTES // 256  # A little less than one message can bring: a record with one address takes 221 bytes
 FRAME_BYTES = 64  # What msgpack adds to the fields of an answer
 FIELD_BYTES = 3  # The header that msgpack puts before bytes
 

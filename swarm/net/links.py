@@ -52,9 +52,9 @@ NO_VERSION = VersionId(incarnation=0, version=0)
 
 
 class StreamHello(Message, frozen=True):
-    """The first frame of the node that dialled. `auth` is as in a signed request's header, over PROTOCOL."""
+    """The first frame of the node that dialled. `auth` is as in a signed request's header, over PROTOCOL, so a node of
+    another protocol is refused."""
 
-    protocol: int
     auth: Annotated[str, msgspec.Meta(max_length=200)]
 
 
@@ -166,8 +166,6 @@ class Links:
         if frame.type != HELLO or frame.size > HELLO_BYTES:
             raise ProtocolError("a stream begins with a hello")
         hello = decode(await receive_exactly(incoming.sock, frame.size), StreamHello, cap_bytes=HELLO_BYTES)
-        if hello.protocol != PROTOCOL:
-            raise ProtocolError(f"protocol {hello.protocol} met protocol {PROTOCOL}")
         node = self._station.sessions.check(hello.auth, METHOD, PATH, encode(PROTOCOL), now=time.monotonic())
         incoming.prove(node)
         if self._is_barred(node) or not self._admits(node):
@@ -203,7 +201,7 @@ class Links:
         sock = await open_stream(address)
         try:
             async with asyncio.timeout(HELLO_S):
-                hello = encode(StreamHello(protocol=PROTOCOL, auth=auth))
+                hello = encode(StreamHello(auth=auth))
                 await send_all(sock, Frame(HELLO, len(hello), NO_VERSION).pack() + hello)
                 if unpack_frame(await receive_exactly(sock, HEADER.size)).type != WELCOME:
                     raise ProtocolError(f"{address.authority} did not welcome a stream")

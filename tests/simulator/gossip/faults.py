@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from swarm.gossip.records import MAX_AGE_S, Exchange, ExchangeReply, SignedRecord, pack_digest, unpack_digest
+from swarm.gossip.records import AGE_UNIT_S, Exchange, ExchangeReply, SignedRecord, pack_digest, unpack_digest
 from tests.simulator.gossip.swarm import Liar
 
 MAX_TOLD = 40
@@ -73,4 +73,4 @@ class HostileBootstrap(Liar):
 
 
 def _aged(digest: bytes) -> bytes:
-    return pack_digest((prefix, order, MAX_AGE_S) for prefix, order, _ in unpack_digest(digest))
+    return pack_digest((prefix, order, 65_535 * AGE_UNIT_S) for prefix, order, _ in unpack_digest(digest))

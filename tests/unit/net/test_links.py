@@ -168,22 +168,21 @@ async def auth_for(host: Host, *, key: SigningKey = KEY, said: bytes = encode(PR
 
 async def test_a_hello_that_is_right_is_welcome_once_and_not_twice() -> None:
     async with hosts(OTHER_KEY) as (host,):
-        said = framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host)))
+        said = framed(StreamHello(auth=await auth_for(host)))
         assert unpack_frame(await hello_to(host, said)).type == WELCOME
         assert await hello_to(host, said) == b""
         assert host.station.refused == {"stream": 1}
         assert host.sessions.refused == {"replayed": 1}
 
 
-async def test_an_unknown_session_another_protocol_and_another_signature_are_refused() -> None:
+async def test_an_unknown_session_and_a_signature_over_another_protocol_are_refused() -> None:
     async with hosts(OTHER_KEY, THIRD_KEY) as (host, elsewhere):
         granted_elsewhere = await auth_for(elsewhere)
         refused = [
-            framed(StreamHello(protocol=PROTOCOL, auth=granted_elsewhere)),
-            framed(StreamHello(protocol=PROTOCOL + 1, auth=await auth_for(host))),
-            framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host, said=b"other bytes"))),
-            framed(StreamHello(protocol=PROTOCOL, auth="no base64 at all \xff")),
-            framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host)), type_=WELCOME),
+            framed(StreamHello(auth=granted_elsewhere)),
+            framed(StreamHello(auth=await auth_for(host, said=encode(PROTOCOL + 1)))),
+            framed(StreamHello(auth="no base64 at all \xff")),
+            framed(StreamHello(auth=await auth_for(host)), type_=WELCOME),
             framed(b"\xc1 no message"),
             Frame(HELLO, 1025, NO_VERSION).pack() + bytes(1025),
         ]
@@ -229,7 +228,7 @@ async def test_a_new_link_takes_the_place_of_the_old_one() -> None:
     async with hosts(OTHER_KEY) as (two,):
         with await open_stream(two.address) as first, await open_stream(two.address) as second:
             for sock in (first, second):
-                await send_all(sock, framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(two))))
+                await send_all(sock, framed(StreamHello(auth=await auth_for(two))))
                 await receive_exactly(sock, HEADER.size)
             await until(lambda: len(two.places) == 2)
             assert [place.ends for _, place in two.places] == [[None], []]
@@ -337,7 +336,7 @@ async def test_a_hello_that_comes_after_the_end_opens_nothing(monkeypatch: pytes
 
     monkeypatch.setattr(links_module, "receive_exactly", noting)
     async with hosts(OTHER_KEY) as (host,):
-        said = framed(StreamHello(protocol=PROTOCOL, auth=await auth_for(host)))
+        said = framed(StreamHello(auth=await auth_for(host)))
         with await open_stream(host.address) as sock:
             await send_all(sock, said[:40])
             await asyncio.wait_for(reading.wait(), PATIENCE_S)
