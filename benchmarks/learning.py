@@ -263,7 +263,7 @@ def plot(rows: Sequence[Figures]) -> str:
     for fresh in get_args(Freshness):
         # At S = 0 both are the same, and in both charts a bound has the same colour.
         shown = [found for found in swarms if found["freshness"] == fresh or not found["max_staleness"]]
-        charts.append(Chart(title=fresh, unit="", curves=[_curve(found) for found in shown], floor=0, ceiling=1))
+        charts.append(Chart(title=fresh, unit="", curves=[_curve(found) for found in shown], ceiling=1))
     runs = min(found["runs"] for found in swarms)
     told = f"reward over learner steps, median of {runs} runs; in brackets the mean age of the data in steps"
     return picture("What staleness costs, with freshness adaptive and off", told, charts)

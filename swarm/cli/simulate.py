@@ -146,12 +146,10 @@ def charts_of(simulation: CapacitySimulation) -> list[Chart]:
     hours = [moment.at_s / HOUR_S for moment in timeline.moments]
     batches = [step.at_s / HOUR_S for step in timeline.steps]
 
-    def chart(title: str, unit: str, *curves: Curve, ceiling: float | None = None) -> Chart:
+    def chart(title: str, unit: str, *curves: Curve) -> Chart:
         marks = [(mark.at_s / HOUR_S, mark.text) for mark in timeline.marks]
         until = simulation.settings.hours
-        return Chart(
-            title=title, unit=unit, curves=curves, floor=0, ceiling=ceiling, across="hour", marks=marks, until=until
-        )
+        return Chart(title=title, unit=unit, curves=curves, across="hour", marks=marks, until=until)
 
     def curve(name: str, at: Sequence[float], values: Iterable[float]) -> Curve:
         return Curve(name=name, column=Column.of(zip(at, values, strict=True)))

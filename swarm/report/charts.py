@@ -49,18 +49,16 @@ svg text { fill: var(--dim); font-size: 12px; }
 class Curve:
     name: str
     column: Column
-    dots: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`unit` is "" for plain numbers. `floor` and `ceiling` are always visible."""
+    """`unit` is "" for plain numbers. 0 and the `ceiling` are always visible."""
 
     title: str
     unit: str
     curves: Sequence[Curve]
-    floor: float | None = None
-    ceiling: float | None = None
+    ceiling: float = 0.0
     across: str = "learner step"
     marks: Sequence[tuple[float, str]] = ()  # Steps at which something happened, and what
     until: float = 0.0  # The last step of the run, so that all charts have the same range
@@ -117,17 +115,12 @@ def _drawn(chart: Chart) -> Iterator[str]:
 
 
 def _scale(chart: Chart, points: Sequence[Point]) -> Scale:
-    lows, highs = [point.low for point in points], [point.high for point in points]
-    fixed = [value for value in (chart.floor, chart.ceiling) if value is not None]
-    low, high = min([*lows, *fixed], default=0.0), max([*highs, *fixed], default=1.0)
-    if high - low <= 1e-12 * max(abs(high), abs(low), 1e-300):
-        room = abs(low) or 1.0
-        low, high = low - (room / 2 if chart.floor is None else 0.0), high + room / 2
+    low, high = min([0.0, *(point.low for point in points)]), max([chart.ceiling, *(point.high for point in points)])
+    if high - low <= 1e-300:
+        high = low + 0.5
     last = max([chart.until, *(point.step for point in points)])
     step = _tick_step(high - low)
-    bottom = math.floor(low / step) * step if chart.floor is None or low < chart.floor else chart.floor
-    top = math.ceil(high / step - 1e-9) * step
-    return Scale(last or 1.0, bottom, top)
+    return Scale(last or 1.0, math.floor(low / step) * step, math.ceil(high / step - 1e-9) * step)
 
 
 def _tick_step(span: float) -> float:
@@ -179,7 +172,7 @@ def _curve(place: int, curve: Curve, points: Sequence[Point], scale: Scale) -> I
     # A single point has no length to draw.
     if len(points) > 1:
         yield f'<path class="line c{place}"{dash} d="M{path}"><title>{text(curve.name)}</title></path>'
-    if curve.dots or len(points) == 1:
+    if len(points) == 1:
         for p in points:
             yield (
                 f'<circle class="dot c{place}" cx="{scale.x(p.step)}" cy="{scale.y(p.mean)}" r="3">'
