@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from swarm.report.words import (
     ID_LENGTH,
@@ -74,20 +74,11 @@ LITTLE = 0.1  # Share of the time or of the rollouts that may be lost before a t
 SIZES = ("raw_bytes", "encoded_bytes", "sent_bytes", "stage_s", "prepared_s", "last_complete_s", "repairs", "complete")
 
 
-class Known(Protocol):
-    """What is used of report.figures.Figures."""
-
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-
-    @property
-    def began(self) -> float | None: ...
-
-
-def digest(status: Mapping[str, Any], figures: Known, *, now: float, live: bool = True) -> dict[str, Any]:
-    """`now` is the wall clock, in seconds. A run that is not `live` has only its files."""
-    config, ages = figures.config, status.get("ages")
-    alarm = part(status, "alarm")
+def digest(
+    status: Mapping[str, Any], config: Mapping[str, Any], *, began: float | None, now: float, live: bool = True
+) -> dict[str, Any]:
+    """`began` and `now` are unix seconds. A run that is not `live` has only its files."""
+    ages, alarm = status.get("ages"), part(status, "alarm")
     alarmed_at, is_late = number(alarm, "step"), number(status, "step") - number(alarm, "step") > ALARM_STEPS
     return {
         "at": now,
@@ -98,7 +89,7 @@ def digest(status: Mapping[str, Any], figures: Known, *, now: float, live: bool 
         "alarm": f"step {alarmed_at:.0f}: {words(alarm, 'text')}" if alarm and not is_late else "",
         "target": finite(config.get("target")),
         "time_left_s": _time_left_s(status),
-        "began": finite(figures.began),
+        "began": finite(began),
         "bottleneck": bottleneck(status) if live else ending(status, config),
         "tiles": _tiles(status, WAITS_FOR if live else {}),
         "nodes": {"columns": list(COLUMNS), "rows": list(islice(_rows(status, config, live=live), MAX_NODES))},

@@ -51,7 +51,7 @@ def report_of(
     at = now if status is not None else found.ended or found.began or now
     # A report may be passed on: how to join and the addresses of other people's nodes are not in it.
     known = {**(status or found.summary or last_status(found)), "join": "", "publics": [], "leaves": []}
-    shown = encode(digest(known, found, now=at, live=status is not None))
+    shown = encode(digest(known, found.config, began=found.began, now=at, live=status is not None))
     rollouts = _rollouts(run_dir, readers)
     kept = {
         "snapshot": msgspec.Raw(snapshot_of(files, shown, found.events, name=run_dir.absolute().name)),

@@ -140,7 +140,7 @@ class Source:
         status = self._run.status() or STARTING if self._run.status else found.summary or last_status(found)
         live = self._run.status is not None
         now = time.time() if live else found.ended or found.began or 0.0
-        self._digest = encode(digest(status, found, now=now, live=live))
+        self._digest = encode(digest(status, found.config, began=found.began, now=now, live=live))
         self._pause_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
 
 

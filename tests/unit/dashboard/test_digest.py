@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.dashboard.digest import COLUMNS, MAX_LINKS, Known, digest
+from swarm.dashboard.digest import COLUMNS, MAX_LINKS, digest
 from swarm.dashboard.public import PublicState, public_state
 from swarm.report.figures import read_figures
 from swarm.report.terminal import figures as terminal_figures
@@ -22,15 +21,15 @@ from tests.unit.report.test_words import RECORDED
 RECORD: dict[str, Any] = json.loads(RECORDED.read_text())
 
 
-def files(**config: Any) -> Known:
-    return cast(Known, SimpleNamespace(config=config, began=1000.0))
+def page(status: dict[str, Any], *, now: float = 0.0, live: bool = True, **config: Any) -> dict[str, Any]:
+    return digest(status, config, began=1000.0, now=now, live=live)
 
 
-CONFIG = {"model": "tiny", "task": "digits", "beat_s": 1.0, "target": 0.9}
+CONFIG: dict[str, Any] = {"model": "tiny", "task": "digits", "beat_s": 1.0, "target": 0.9}
 
 
 def test_a_recorded_status_has_every_key_of_the_page() -> None:
-    shown = digest(RECORD, files(**CONFIG), now=1060.0)
+    shown = page(RECORD, now=1060.0, **CONFIG)
     assert shown["bottleneck"]
     assert (shown["model"], shown["task"], shown["target"], shown["began"], shown["at"]) == (
         *("tiny", "digits"),
@@ -59,7 +58,7 @@ def test_a_recorded_status_has_every_key_of_the_page() -> None:
 
 def test_tiles_say_what_the_terminal_says() -> None:
     known = dict(terminal_figures(RECORD))
-    tiles = {tile["id"]: tile for tile in digest(RECORD, files(), now=0.0)["tiles"]}
+    tiles = {tile["id"]: tile for tile in page(RECORD)["tiles"]}
     assert list(tiles) == [
         *("reward", "held_out", "rollouts_per_s", "tokens_per_s", "busy", "staleness", "discarded", "broadcast"),
         *("samplers", "cost"),
@@ -73,7 +72,7 @@ def test_tiles_say_what_the_terminal_says() -> None:
     assert tiles["busy"]["value"] == pytest.approx(1 - RECORD["capacity"]["idle_share"])
     lost = {**RECORD, "verdicts": {"accepted": 10, "stale": 3}, "rollouts_dropped": {"bound_lowered": 4}}
     assert (tiles["cost"]["text"], tiles["cost"]["value"]) == ("no price set", None)
-    discarded = next(tile for tile in digest(lost, files(), now=0.0)["tiles"] if tile["id"] == "discarded")
+    discarded = next(tile for tile in page(lost)["tiles"] if tile["id"] == "discarded")
     assert discarded["value"] == 7
     assert discarded["details"] == [["refused", "3 stale"], ["dropped", "4 bound_lowered"]]
 
@@ -81,7 +80,7 @@ def test_tiles_say_what_the_terminal_says() -> None:
 def test_tiles_say_what_the_report_s_last_step_says(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({**RECORD["metrics"], "time": 1000.0}) + "\n")
     found = read_figures(tmp_path)
-    tiles = {tile["id"]: tile for tile in digest(RECORD, found, now=0.0)["tiles"]}
+    tiles = {tile["id"]: tile for tile in page(RECORD)["tiles"]}
     for name in ("reward", "staleness"):
         assert tiles[name]["value"] == found.last(tiles[name]["series"])
     assert {tile["series"] for tile in tiles.values()} - {None, "exact_match"} <= found.columns.keys()
@@ -89,14 +88,14 @@ def test_tiles_say_what_the_report_s_last_step_says(tmp_path: Path) -> None:
 
 def test_an_alarm_is_told_with_its_step_and_is_no_news_for_ever() -> None:
     alarm = {"step": RECORD["step"] - 3, "text": "the gradient is far larger"}
-    said = digest({**RECORD, "alarm": alarm}, files(), now=0.0)["alarm"]
+    said = page({**RECORD, "alarm": alarm})["alarm"]
     assert said == f"step {alarm['step']}: the gradient is far larger"
-    assert digest({**RECORD, "alarm": {**alarm, "step": RECORD["step"] - 51}}, files(), now=0.0)["alarm"] == ""
+    assert page({**RECORD, "alarm": {**alarm, "step": RECORD["step"] - 51}})["alarm"] == ""
 
 
 def test_of_a_run_that_is_over_nobody_is_there_any_more() -> None:
     over = {**RECORD, "state": "finished", "step": 60, "held_out": [{"version": 60, "exact_match": 0.91}]}
-    shown = digest(over, files(**CONFIG, steps=200), now=0.0, live=False)
+    shown = page(over, live=False, **CONFIG, steps=200)
     assert shown["bottleneck"] == "ended at step 60 of 200: the target of 0.9 was reached"
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in shown["nodes"]["rows"]]
     assert len(rows) == 4
@@ -111,7 +110,7 @@ def test_of_a_run_that_is_over_nobody_is_there_any_more() -> None:
         {"state": "stopped"},
         {"state": "going on, or killed"},
     )
-    ends = [digest({**RECORD, "step": 60, **way}, files(steps=200, max_cost=7.0), now=0.0, live=False) for way in ways]
+    ends = [page({**RECORD, "step": 60, **way}, live=False, steps=200, max_cost=7.0) for way in ways]
     assert [one["bottleneck"] for one in ends] == [
         "ended by an alarm at step 60 of 200: the loss is not finite",
         "ended at step 60 of 200: the budget of 7 is spent",
@@ -122,7 +121,7 @@ def test_of_a_run_that_is_over_nobody_is_there_any_more() -> None:
 
 
 def test_the_terminal_and_the_page_name_the_same_bottleneck() -> None:
-    sentence = digest(RECORD, files(), now=0.0)["bottleneck"]
+    sentence = page(RECORD)["bottleneck"]
     on_terminal = printed(live_view(RECORD, [], 200, "echo-node lead"), width=200)
     assert sentence in on_terminal
 
@@ -136,7 +135,7 @@ def test_a_node_s_row_has_what_the_learner_knows_of_it() -> None:
         "verdicts": {"stale": 2, "malformed": 1},
     }
     samplers = [RECORD["samplers"][0], late]
-    rows = digest({**RECORD, "samplers": samplers, "publics": []}, files(**CONFIG), now=0.0)["nodes"]["rows"]
+    rows = page({**RECORD, "samplers": samplers, "publics": []}, **CONFIG)["nodes"]["rows"]
     learner, first, second = (dict(zip(COLUMNS, row, strict=True)) for row in rows)
     assert (learner["role"], learner["name"], learner["version"]) == ("learner", RECORD["node"][:12], RECORD["version"])
     assert (first["state"], second["state"], second["name"]) == ("active", "silent", "bob")
@@ -146,7 +145,7 @@ def test_a_node_s_row_has_what_the_learner_knows_of_it() -> None:
 
 @pytest.mark.parametrize("state", ["paused", "finishing", "starting"])
 def test_no_time_left_is_told_of_a_run_that_stands_still(state: str) -> None:
-    assert digest({**RECORD, "state": state}, files(), now=0.0)["time_left_s"] is None
+    assert page({**RECORD, "state": state})["time_left_s"] is None
 
 
 ANYTHING = st.recursive(
@@ -177,7 +176,7 @@ def test_any_status_gives_bounded_json(changes: list[tuple[tuple[Any, ...], Any]
             place = place[key] if isinstance(place, dict | list) and _has(place, key) else {}
         if isinstance(place, dict) or _has(place, last):
             place[last] = value
-    for shown in (digest(status, files(**config), now=0.0), public_state(status, config)):
+    for shown in (page(status, **config), public_state(status, config)):
         again = json.loads(json.dumps(shown, allow_nan=False))
         assert again.keys() == shown.keys()
         assert all(len(text) <= 4096 and text.isprintable() for text in _texts(again))
@@ -196,7 +195,7 @@ def _texts(value: Any) -> list[str]:
 
 def test_a_swarm_of_any_size_is_bounded() -> None:
     many = [["a" * 32, f"{at:032x}", 1, "0.3"] for at in range(3 * MAX_LINKS)]
-    shown = digest({**RECORD, "links": many, "samplers": RECORD["samplers"] * 3000}, files(), now=0.0)
+    shown = page({**RECORD, "links": many, "samplers": RECORD["samplers"] * 3000})
     assert len(shown["links"]) == MAX_LINKS
     assert len(shown["nodes"]["rows"]) == 4096
 
