@@ -43,7 +43,8 @@ class Changes:
 
 async def in_thread(work: Callable[[], R]) -> R:
     """Run `work` in a thread and return its result. If this is cancelled, the thread goes on until `work` or the
-    process ends."""
+    process ends. Unlike a thread of `asyncio.to_thread`, neither the loop nor the process waits for it at its end, so
+    a user's task that blocks does not delay a stop."""
     done: Future[R] = Future()
     # From now on a cancellation reaches only the awaiting task.
     done.set_running_or_notify_cancel()

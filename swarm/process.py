@@ -1,5 +1,4 @@
-"""Heavy work outside the event loop: child processes (a trainer, an engine), threads that may be abandoned, and the
-memory that is there for them.
+"""Heavy work outside the event loop: child processes, such as a trainer or an engine.
 
 The parent (asyncio) starts `python -m MODULE` and passes the path of a Unix socket in the environment, so that the same
 child runs alone or as rank 0 under torchrun. A child that makes no progress for `hang_s` is killed; the caller gets
@@ -8,9 +7,6 @@ ChildFailed and decides what to do. When the parent is gone, the socket closes o
 Calls and answers are frames: a 4-byte big-endian length and msgpack. The parent sends Calls. The child sends Progress
 frames and answers each call with one Reply or Failure, either in turn or side by side. Weights never travel here; they
 cross through memory-mapped files.
-
-A user's task may block for as long as it likes, and a stop must not wait for it. Threads of `asyncio.to_thread` are
-joined before the loop closes and before the process ends; the thread of `in_thread` is not.
 """
 
 from __future__ import annotations
@@ -298,10 +294,10 @@ class Child:
             )
 
 
-async def read_frame(reader: asyncio.StreamReader, limit: int = FRAME_BYTES) -> bytes:
-    """Return the next frame. Raise OSError if it is longer than `limit` bytes."""
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """Return the next frame. Raise OSError if it is longer than FRAME_BYTES."""
     (size,) = struct.unpack(">I", await reader.readexactly(4))
-    if size > limit:
+    if size > FRAME_BYTES:
         raise OSError(f"frame of {size} bytes")
     return await reader.readexactly(size)
 

@@ -134,9 +134,9 @@ def _read_type(kind: type[Message]) -> None:
             _read.add(kind)
 
 
-def compress(data: bytes, *, level: int = 1) -> bytes:
+def compress(data: bytes) -> bytes:
     """Return one zstd frame that states its content size."""
-    return zstandard.ZstdCompressor(level=level, write_content_size=True).compress(data)
+    return zstandard.ZstdCompressor(level=1, write_content_size=True).compress(data)
 
 
 def stated_size(data: bytes | memoryview) -> int:

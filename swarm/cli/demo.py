@@ -13,10 +13,9 @@ import sys
 import time
 import tomllib
 import webbrowser
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from random import Random, SystemRandom
 from resource import RUSAGE_CHILDREN, getrusage
@@ -57,7 +56,6 @@ class Show:
     """What a demo shows. The learner has the TOML `settings`, and more as `flags`. It has learned if at least the share
     `learned` of its last held-out answers is right; `measure` says of what. `lead` does the same with `by_hand`."""
 
-    title: str
     measure: str
     did: str
     settings: str
@@ -70,13 +68,11 @@ class Show:
 # Beats cost nothing here: a killed sampler is noticed in three seconds
 QUICK = '[swarm]\nbeat_s = 1.0\n[learn]\nschedule = "linear"\n'
 COPY = Show(
-    title="Copy four digits",
     measure=f"exact match on {EVAL_PROMPTS} numbers",
     did="copies digits that it never trained on",
     settings=f"{QUICK}[eval]\ntarget = 0.95\neval_prompts = {EVAL_PROMPTS}\n",
 )
 LAKE = Show(
-    title="Cross a frozen lake",
     measure="success from held-out starts",
     did="finds its way from where it never trained",
     by_hand="--model tiny --task frozen-lake",
@@ -300,7 +296,7 @@ class Demo:
             raise EchoError(f"every sampler ended: {self._log_tail('sampler-0')}")
 
     def _is_out(self, number: int) -> bool:
-        words = self._printed(f"sampler-{number}")
+        words = printed(self._logs / f"sampler-{number}.log")
         return bool(self._nodes[1 + number].returncode) or (bool(words) and words[-1].startswith("paused for "))
 
     def _note(self, status: dict[str, Any]) -> None:
@@ -376,7 +372,6 @@ class Demo:
             "held_out_after": after,
             "steps": final["step"],
             "turns_per_rollout": final["metrics"].get("episode/turns/mean", 1.0),
-            "largest_fall": largest_fall(held_out),
             **spent,
             "verified": not verified.breaches,
             "rollouts_accepted": verified.accepted,
@@ -412,9 +407,6 @@ class Demo:
     def _log_tail(self, name: str) -> str:
         return last_words(self._logs / f"{name}.log")
 
-    def _printed(self, name: str) -> list[str]:
-        return printed(self._logs / f"{name}.log")
-
 
 def show_of(options: DemoConfig) -> Show:
     """Return what is to be shown. With --real, make its model first, unless it is there."""
@@ -433,7 +425,6 @@ def show_of(options: DemoConfig) -> Show:
     if made.returncode:
         raise UserError(model or "the model could not be made, as said above")
     return Show(
-        title="Sums and differences",
         measure=f"exact match on {example.eval_prompts} held-out sums",
         did="answers sums that it never trained on",
         settings=REAL.read_text(),
@@ -448,12 +439,6 @@ def cpu_s() -> float:
     """Return the CPU time of all processes that ended and were waited for: children, and theirs."""
     used = getrusage(RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def largest_fall(held_out: Sequence[dict[str, float]]) -> float:
-    """Return by how much the share of right answers fell most from one evaluation to the next, from step 20 on."""
-    late = [one["exact_match"] for one in held_out if one["version"] >= 20]
-    return max([0.0, *(before - after for before, after in pairwise(late))])
 
 
 def verdict(did: str, *, learned: bool, control: bool, steps: int) -> str:

@@ -56,7 +56,7 @@ from swarm.run.directory import (
     Origin,
     begin_again,
     create_run_directory,
-    directory_of,
+    default_run_dir,
     kept_line,
     locked,
     ran_on,
@@ -102,7 +102,7 @@ class LearnerNode:
         self._origin = origin
         self._beside = beside
         self._only_check = only_check
-        self._run_dir = directory_of(config)
+        self._run_dir = config.run_dir or default_run_dir(config.task)
         self._had_logs = (self._run_dir / LOGS).is_dir()
         self._state = "starting"
         self._waits_for = "the network to open"

@@ -73,11 +73,6 @@ def default_run_dir(task: str) -> Path:
     return Path("runs") / (named_after(task) + time.strftime("-%Y%m%d-%H%M%S"))
 
 
-def directory_of(config: LeadConfig) -> Path:
-    """Return the directory for a run of `config` that begins now."""
-    return config.run_dir or default_run_dir(config.task)
-
-
 def named_after(task: str) -> str:
     """Return a directory name for a task, such as jsonl-data-x.jsonl for jsonl:data/x.jsonl."""
     # File systems allow 255 bytes for a name, and the time is appended.
@@ -155,25 +150,20 @@ def refuse_used(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, only_read: bool = False) -> Iterator[None]:
-    """Hold the lock of the run in `path`: to lead the run, which closes it to other users, or with `only_read` to keep
-    learners away. Raise UserError if a learner holds it."""
-    if only_read and not (path / LOCK).is_file():
-        yield
-        return
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of the run in `path`, to lead the run, which closes it to other users. Raise UserError if another
+    learner holds it."""
     try:
-        if not only_read:
-            with suppress(PermissionError):  # Another user's, who lets this one write there
-                path.chmod(0o700)
-        descriptor = os.open(path / LOCK, os.O_RDONLY if only_read else os.O_RDWR | os.O_CREAT, 0o666)
+        with suppress(PermissionError):  # Another user's, who lets this one write there
+            path.chmod(0o700)
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise UserError(f"cannot write to the run directory {path}: {error.strerror}") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            which = "a" if only_read else "another"
-            raise UserError(f"{which} learner leads the run in {path}: stop it first") from error
+            raise UserError(f"another learner leads the run in {path}: stop it first") from error
         yield
     finally:
         os.close(descriptor)

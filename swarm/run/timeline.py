@@ -94,7 +94,7 @@ class Timeline:
         asked = {lane: self._lanes[lane] for lane in lanes[:MAX_ASKED] if lane in self._lanes}
         everybody = sorted(self._lanes.items(), key=lambda item: item[1].gone)
         answer = {
-            **{"now": now, "began": self._began, "recent_s": RECENT_S, "states": list(STATES)},
+            **{"now": now, "began": self._began, "states": list(STATES)},
             "all": [{"lane": lane, "name": one.name, "gone": one.gone} for lane, one in everybody],
         }
         for one in asked.values():
