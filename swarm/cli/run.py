@@ -22,7 +22,7 @@ from swarm.cli.chat import chat
 from swarm.cli.machine import doctor, service_app
 from swarm.cli.options import Sections, with_settings
 from swarm.cli.own import finish, leave, limits, logs, pause, resume
-from swarm.cli.plan import plan
+from swarm.cli.plan import Json, plan
 from swarm.cli.redteam import redteam
 from swarm.cli.runs import audit, dashboard, export_app, report, set_value, status, verify
 from swarm.cli.simulate import simulate
@@ -82,7 +82,6 @@ ForkBest = Annotated[bool, typer.Option("--best", help="With --from: its checkpo
 CHECK = "Prepare all that the run needs, say what is wrong with it, and end where it would begin."
 Check = Annotated[bool, typer.Option("--check", help=CHECK)]
 WithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
-Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -243,19 +242,11 @@ def sft(
     typer.echo(f"{to} has the {'adapter' if settings.adapter and not merge else 'model'}")
 
 
-app.command()(status)
-app.command()(doctor)
-for own in (pause, resume, finish, leave, limits, logs):
+for own in (status, doctor, pause, resume, finish, leave, limits, logs):
     app.command()(own)
 app.command("set", epilog=SET_KEYS)(set_value)
-app.command()(audit)
-app.command()(verify)
-app.command()(report)
-app.command()(dashboard)
-app.command()(chat)
-app.command()(plan)
-app.command()(simulate)
-app.command()(redteam)
+for other in (audit, verify, report, dashboard, chat, plan, simulate, redteam):
+    app.command()(other)
 app.add_typer(service_app, name="service")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(export_app, name="export")
@@ -337,19 +328,11 @@ async def until_signalled(work: Coroutine[Any, Any, R], *, stop_with_stdin: bool
 async def _show_until_asked_to_stop(
     node: LearnerNode | RelayNode | SamplerNode, view: LiveView, *, stop_with_stdin: bool
 ) -> bool | None:
+    """Run `node`, with its status in the view. The first signal asks it to end, the second cancels it. Its last words
+    appear below the view."""
     from swarm.report.live import follow
 
     showing = asyncio.create_task(follow(view, lambda: node.status() if node.is_up else None))
-    try:
-        return await _until_asked_to_stop(node, view, stop_with_stdin=stop_with_stdin)
-    finally:
-        showing.cancel()
-
-
-async def _until_asked_to_stop(
-    node: LearnerNode | RelayNode | SamplerNode, view: LiveView, *, stop_with_stdin: bool
-) -> bool | None:
-    """Run `node`. The first signal asks it to end, the second cancels it. Its last words appear below the view."""
     task = asyncio.ensure_future(node.run())
     asked = said = False
 
@@ -379,6 +362,7 @@ async def _until_asked_to_stop(
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
+        showing.cancel()
         say_last()
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swarm.cli.own import StateDir, ask_own
+from swarm.cli.plan import Json
 from swarm.errors import Damaged, UserError
 from swarm.lead.dials import checked
 from swarm.types import printable
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from swarm.tasks.base import Read
 
 RunDirectory = Annotated[Path, typer.Argument(help="The run's directory.")]
-Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
 BREACHED = 1  # Exit status of `verify` if an invariant does not hold; damage gives 2, like all bad input
 
