@@ -1,8 +1,9 @@
-"""Episodes as the journal has them, and a run of one group of them."""
+"""What a journal has, and episodes in it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.rollout.journal.entries import Entry, GroupOpened, RolloutAccepted, RolloutScored, SamplesLeased
@@ -50,9 +51,16 @@ def group_of_episodes(first: Rollout, *, reward: float = 1.25) -> list[Entry]:
     ]
 
 
-def record_episodes(directory: Path, first: Rollout, *, reward: float = 1.25) -> None:
-    async def record() -> None:
-        async with opened(directory) as journal:
-            await journal.write([*group_of_episodes(first, reward=reward), taken(0, 0)])
+def record(directory: Path, *batches: Sequence[Entry]) -> None:
+    """Write a journal, each batch of entries in one go."""
 
-    asyncio.run(record())
+    async def write() -> None:
+        async with opened(directory) as journal:
+            for entries in batches:
+                await journal.write(entries)
+
+    asyncio.run(write())
+
+
+def record_episodes(directory: Path, first: Rollout, *, reward: float = 1.25) -> None:
+    record(directory, [*group_of_episodes(first, reward=reward), taken(0, 0)])

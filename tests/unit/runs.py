@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,11 @@ from swarm.run.log import RunLog, Spent
 from swarm.run.run import Run
 from swarm.settings import LeadConfig
 from swarm.types import NodeId
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file with one a line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 class Log:

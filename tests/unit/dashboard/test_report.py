@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from base64 import b64decode
@@ -19,8 +18,9 @@ from swarm.run.log import RunLog
 from swarm.tasks.base import Read
 from swarm.types import Prompt
 from tests.builders import prompt
+from tests.unit.episodes import record
 from tests.unit.report.test_figures import log_steps, run_in
-from tests.unit.rollout.journal.test_journal import damage, group, opened, taken
+from tests.unit.rollout.journal.test_journal import damage, group, taken
 
 HOSTILE = "</script><script>alert(1)</script><!--<script><img src=x onerror=alert(2)>\u2028"
 
@@ -40,17 +40,14 @@ def kept_in(run_dir: Path, readers: Callable[[], Read] = read, **more: Any) -> d
     return kept
 
 
-async def _record(directory: Path) -> None:
-    async with opened(directory) as journal:
-        for number in range(6):
-            await journal.write([*group(number), taken(number, number)])
+BATCHES = [[*group(number), taken(number, number)] for number in range(6)]
 
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     run_dir = run_in(tmp_path / "run", seed=4711)
     log_steps(run_dir, 6, reward=lambda step: step / 8)
-    asyncio.run(_record(run_dir))
+    record(run_dir, *BATCHES)
     return run_dir
 
 
@@ -121,7 +118,7 @@ def test_what_is_damaged_is_said_and_the_rest_is_there(recorded: Path) -> None:
 def test_a_run_without_any_step_has_a_report(tmp_path: Path) -> None:
     run_dir = run_in(tmp_path / "run")
     assert "no rollouts" in kept_in(run_dir, no_readers)["answers"]["api/rollouts"]["fault"]
-    asyncio.run(_record(run_dir))
+    record(run_dir, *BATCHES)
     assert "never came to its first step" in kept_in(run_dir, no_readers)["answers"]["api/rollouts"]["fault"]
 
 

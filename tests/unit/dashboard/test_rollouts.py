@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,24 +9,17 @@ import pytest
 from swarm.dashboard.rollouts import read_groups
 from swarm.tasks.base import Read
 from tests.builders import ALICE, BOB, prompt
-from tests.unit.episodes import TWO, played, record_episodes
+from tests.unit.episodes import TWO, played, record, record_episodes
 from tests.unit.rollout.journal.test_journal import SIZE, damage, group, opened, taken
 
 READ: Read = (prompt, lambda tokens: "+".join(map(str, tokens)), lambda prompt, said: [])
 NEWEST = 2**53
 
 
-async def _record(directory: Path) -> None:
-    async with opened(directory) as journal:
-        for number in range(4):
-            await journal.write([*group(number), taken(number, number)])
-        await journal.write(group(4, scored=0))
-        await journal.write(group(5)[:1])
-
-
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    asyncio.run(_record(tmp_path))
+    batches = [[*group(number), taken(number, number)] for number in range(4)]
+    record(tmp_path, *batches, group(4, scored=0), group(5)[:1])
     return tmp_path
 
 

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from swarm.errors import UserError
 from swarm.report.dataset import Exported, export_rollouts
 from tests.builders import ALICE, BOB, floats, prompt
-from tests.unit.episodes import TWO, played, record_episodes
-from tests.unit.rollout.journal.test_journal import damage, dropped, group, opened, taken
-
-
-async def _record(directory: Path) -> None:
-    async with opened(directory) as journal:
-        await journal.write([*group(0), taken(0), *group(1)])
-        await journal.write([taken(1), *group(2), taken(2, 0), dropped(2), *group(3)[:3]])
+from tests.unit.episodes import TWO, played, record, record_episodes
+from tests.unit.rollout.journal.test_journal import damage, dropped, group, taken
+from tests.unit.runs import json_lines
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    asyncio.run(_record(tmp_path / "run"))
+    later = [taken(1), *group(2), taken(2, 0), dropped(2), *group(3)[:3]]
+    record(tmp_path / "run", [*group(0), taken(0), *group(1)], later)
     return tmp_path / "run"
 
 
@@ -38,14 +31,10 @@ def exported(run_dir: Path, to: Path) -> Exported:
     return export_rollouts(run_dir, to, prompt=prompt, decode_text=text_of)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def test_each_rollout_is_a_row_with_all_that_is_known_of_it(run_dir: Path, tmp_path: Path) -> None:
     to = tmp_path / "rollouts.jsonl"
     assert exported(run_dir, to) == Exported(rollouts=7, left_out=0)
-    rows = read_lines(to)
+    rows = json_lines(to)
     assert [(row["group"], row["index"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
     assert [row["step"] for row in rows] == [2, 2, None, None, None, None, None]
     assert [row["staleness"] for row in rows] == [2, 2, None, None, None, None, None]
@@ -80,7 +69,7 @@ def test_what_is_damaged_is_left_out_and_counted(run_dir: Path, tmp_path: Path) 
     damage(run_dir, 0, 0)
     damage(run_dir, 0, 1)
     assert exported(run_dir, tmp_path / "rollouts.jsonl") == Exported(rollouts=5, left_out=2)
-    assert [row["group"] for row in read_lines(tmp_path / "rollouts.jsonl")] == [1, 1, 2, 2, 3]
+    assert [row["group"] for row in json_lines(tmp_path / "rollouts.jsonl")] == [1, 1, 2, 2, 3]
 
 
 def test_a_file_is_never_overwritten(run_dir: Path, tmp_path: Path) -> None:
@@ -109,7 +98,7 @@ def test_an_episode_has_its_turns_and_where_its_players_begin(tmp_path: Path) ->
     record_episodes(tmp_path / "run", played(TWO, seats=(0, 3)))
     to = tmp_path / "rollouts.jsonl"
     exported(tmp_path / "run", to)
-    two, alone = read_lines(to)
+    two, alone = json_lines(to)
     assert two["turns"] == [
         {"start": 0, "end": 2, "node": ALICE, "reward": 1.0, "seat": 0},
         {"start": 4, "end": 6, "node": BOB, "reward": -1.0, "seat": 1},

@@ -17,6 +17,7 @@ from swarm.report.figures import FigureFiles, read_figures
 from swarm.run.directory import create_run_directory, ran_on
 from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
+from tests.unit.runs import json_lines
 
 # A resumed run repeats steps, and a killed one leaves half a line.
 METRICS = b"".join(
@@ -143,7 +144,7 @@ def test_a_start_tells_what_it_ran_on_and_nobody_is_shown_its_command(
     log.event("prepared", step=0, device="cpu", **ran_on())
     log.event("prepared", step=7, device="cuda", **ran_on())
     log.close()
-    (first, _) = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    (first, _) = json_lines(tmp_path / "events.jsonl")
     assert first["command"] == ["echo-node", "lead", "--provider", "key=a-secret-of-mine"]
     assert first["libraries"]["torch"].startswith("2.")
     assert "another secret" not in (tmp_path / "events.jsonl").read_text()

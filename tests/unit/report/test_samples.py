@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,13 +9,8 @@ from swarm.report.samples import last_episode
 from swarm.tasks.base import Read
 from swarm.types import Prompt
 from tests.builders import prompt
-from tests.unit.episodes import TWO, played, record_episodes
-from tests.unit.rollout.journal.test_journal import group, opened, taken
-
-
-async def _record_answers(directory: Path) -> None:
-    async with opened(directory) as journal:
-        await journal.write([*group(0), taken(0, 0)])
+from tests.unit.episodes import TWO, played, record, record_episodes
+from tests.unit.rollout.journal.test_journal import group, taken
 
 
 def readers(text_of: Callable[[Sequence[int]], str]) -> Callable[[], Read]:
@@ -34,7 +28,7 @@ def test_the_last_episode_is_told_in_lines_for_a_terminal(tmp_path: Path) -> Non
         "?[2J2",
         "-- environment",
     ]
-    asyncio.run(_record_answers(tmp_path / "answers"))
+    record(tmp_path / "answers", [*group(0), taken(0, 0)])
     assert last_episode(tmp_path / "answers", readers(lambda tokens: "no episode")) == []
 
 

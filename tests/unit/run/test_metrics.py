@@ -7,15 +7,11 @@ import json
 import os
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from swarm.run.log import RunLog, Spent
-
-
-def lines(directory: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / name).read_text().splitlines()]
+from tests.unit.runs import json_lines
 
 
 def test_a_step_that_is_taken_again_is_written_once(tmp_path: Path) -> None:
@@ -29,11 +25,8 @@ def test_a_step_that_is_taken_again_is_written_once(tmp_path: Path) -> None:
     for step in (2, 3):
         again.metrics({"step": step, "reward": 0.75})
     again.close()
-    assert [(line["step"], line["reward"]) for line in lines(tmp_path, "metrics.jsonl")] == [
-        (1, 0.5),
-        (2, 0.5),
-        (3, 0.75),
-    ]
+    written = [(line["step"], line["reward"]) for line in json_lines(tmp_path / "metrics.jsonl")]
+    assert written == [(1, 0.5), (2, 0.5), (3, 0.75)]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
@@ -48,8 +41,8 @@ def test_a_line_that_a_crash_cut_off_is_removed(tmp_path: Path, name: str) -> No
     again.metrics({"step": 2})
     again.event("checkpoint", step=2)
     again.close()
-    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [1, 2]
-    assert [line["kind"] for line in lines(tmp_path, "events.jsonl")] == ["prepared", "checkpoint"]
+    assert [line["step"] for line in json_lines(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert [line["kind"] for line in json_lines(tmp_path / "events.jsonl")] == ["prepared", "checkpoint"]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
@@ -112,12 +105,12 @@ def test_what_does_not_fit_is_written_when_there_is_room(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "write", full)
     log.metrics({"step": 2})
-    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [1]
+    assert [line["step"] for line in json_lines(tmp_path / "metrics.jsonl")] == [1]
     log.metrics({"step": 3})
     monkeypatch.setattr(os, "write", write)
     log.metrics({"step": 4})
     log.close()
-    assert [line["step"] for line in lines(tmp_path, "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [line["step"] for line in json_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
 def test_another_fault_of_the_disk_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
