@@ -83,7 +83,6 @@ class Steps:
         self._recent: deque[tuple[float, Counter[int]]] = deque(maxlen=RECENT)
         self.bound = bound
         self.held_out: list[dict[str, float]] = run.log.held_out
-        self.last: dict[str, Any] = dict(run.log.last)
         self.max_staleness_seen = run.log.max_staleness_seen
         self.step = training.step
         self._keep_near_best()
@@ -121,8 +120,8 @@ class Steps:
                 ]
                 trained = await self._training.train(prompts)
                 self._in_step = False
-                self._record(batch, step, trained)
-                self._look(batch, trained.metrics)
+                figures = self._record(batch, step, trained)
+                self._look(batch, figures)
                 await unless_stopped(self._stop, publishing)
                 self._alarms.doubted(trained.withheld, step=self.step)
                 if self._alarms.told(trained.alarms, step=self.step) or self._stop.is_set():
@@ -211,9 +210,7 @@ class Steps:
             "max_staleness_seen": self.max_staleness_seen,
             "step_s": round(median(s for s, _ in self._recent), 4) if self._recent else None,
             "ages": [ages[age] for age in range(max(ages, default=-1) + 1)],
-            "held_out": self.held_out,
             "best": self._best,
-            "metrics": self.last,
             "alarm": self._alarms.last,
             "alarms": dict(self._alarms.counts),
             "stopped_by": self._alarms.stopped_by,
@@ -416,15 +413,16 @@ class Steps:
             # Of the model that the run began with there is no checkpoint, and the last one may be nearer than the next.
             self._save_soon = version > 0 and (saved is None or self.step + 1 - version < version - saved)
 
-    def _record(self, batch: list[Group], step: int, trained: Trained) -> None:
-        """Record a step. There is no await in between, because `status` may be called at every one."""
+    def _record(self, batch: list[Group], step: int, trained: Trained) -> dict[str, Any]:
+        """Record a step, and return its figures. There is no await in between, because `status` may be called at every
+        one."""
         self.step = step + 1
         ages = [staleness(group.oldest_version, step) for group in batch]
         self.max_staleness_seen = max(self.max_staleness_seen, *ages)
         scores = [s.score for group in batch for s in group.samples if s.score]
         now = time.monotonic()
         broadcast_s, period_s = self._publication.tracker.last_broadcast_s, max(1e-6, now - self._recorded_at)
-        self.last = {
+        figures: dict[str, Any] = {
             **step_figures(self.step, scores, trained),
             **self._mismatch_by_class(trained),
             **self._rollouts.age(mean_staleness=fmean(ages), broadcast_steps=(broadcast_s or 0.0) / period_s),
@@ -443,12 +441,13 @@ class Steps:
         if self._auditing is not None:
             self._auditing.trained_s += trained.seconds
             self._auditing.step = self.step
-            self.last |= self._auditing.figures()
-        self._run.log.metrics({**self.last, "time": round(time.time(), 3)})
+            figures |= self._auditing.figures()
+        self._run.log.metrics({**figures, "time": round(time.time(), 3)})
         if now - self._said_at >= SAY_S:
             self._said_at, pace_s = now, median(s for s, _ in self._recent)
-            words = f"reward {self.last['reward']:.3f}, staleness {fmean(ages):.1f}, {pace_s:.3g} s a step"
+            words = f"reward {figures['reward']:.3f}, staleness {fmean(ages):.1f}, {pace_s:.3g} s a step"
             self._run.say(f"step {self.step}/{self._config.steps}: {words}")
+        return figures
 
     def _mismatch_by_class(self, trained: Trained) -> dict[str, float]:
         """Return the mean k3 by class of engine, as far as samplers have named theirs."""
@@ -463,7 +462,7 @@ class Steps:
 
     def _look(self, batch: list[Group], figures: Mapping[str, float]) -> None:
         """Raise alarms if the step taught nothing, or if rewards failed."""
-        failed = rewards_failed(self.last["reward_failed_share"], self._rollouts.failures.reason)
+        failed = rewards_failed(figures["reward_failed_share"], self._rollouts.failures.reason)
         taught = self._signal.stepped(batch, figures)
         self._alarms.told([alarm for alarm in (failed, taught) if alarm is not None], step=self.step)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +30,7 @@ from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
 from swarm.types import GroupId, NodeId, Score, Unscored, VersionId
 from tests.builders import ALICE, ListJournal, ask, new_plane, prompt, rollout, submit_and_score, v
-from tests.unit.runs import run_in
+from tests.unit.runs import json_lines, run_in
 
 
 class Rollouts:
@@ -125,8 +124,7 @@ class BrokenJournal(ListJournal):
 
 
 def events_of(directory: Path, kind: str) -> list[dict[str, Any]]:
-    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
-    return [event for event in events if event["kind"] == kind]
+    return [event for event in json_lines(directory / "events.jsonl") if event["kind"] == kind]
 
 
 class Loop:
@@ -157,9 +155,6 @@ class Loop:
         self.log = RunLog(directory)
         self.training = Training(step)
         self.training.saved_step = saved_step
-        training: Any = self.training
-        given: Any = self.journal
-        rollouts: Any = self.rollouts
         self.spent = asyncio.Event()
         self.waited: list[float] = []
         self.provisioning = SimpleNamespace(spent=self.spent, stepped=self._stepped, max_cost=None)
@@ -167,11 +162,11 @@ class Loop:
         write_config(directory, config)
         self.directory = directory
         self.steps = Steps(
-            run_in(directory, config=config, log=self.log, journal=given, say=self.said.append),
+            run_in(directory, config=config, log=self.log, journal=self.journal, say=self.said.append),
             BoundSet(max_staleness=4, publish_every_steps=5),
-            training,
+            cast(Any, self.training),
             self.publication,
-            rollouts,
+            cast(Any, self.rollouts),
             cast(Any, self.provisioning),
             [],
         )
@@ -180,9 +175,11 @@ class Loop:
         return await self.steps.change(key, value, by="socket")
 
     async def runs_dry(self) -> None:
-        """Until there is no batch any more."""
+        """Until there is no batch any more; the run has to go on until then."""
         running = asyncio.create_task(self.steps.run())
-        await self.rollouts.starved.wait()
+        starved = asyncio.create_task(self.rollouts.starved.wait())
+        await asyncio.wait({running, starved}, return_when=asyncio.FIRST_COMPLETED)
+        assert not running.done()
         running.cancel()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
@@ -456,8 +453,8 @@ async def test_a_run_that_had_come_to_its_end_or_target_needs_no_sampler(
     await asyncio.wait_for(loop.steps.run(), 5)
     assert (loop.steps.step, loop.rollouts.evaluations) == (10, 0)
     status = loop.steps.status()
-    assert status["held_out"] == [{"version": 10, "exact_match": 0.25}]
-    assert (status["metrics"]["reward"], status["max_staleness_seen"]) == (0.5, 3)
+    assert loop.steps.held_out == [{"version": 10, "exact_match": 0.25}]
+    assert status["max_staleness_seen"] == 3
 
 
 @pytest.mark.parametrize("still", [True, False])
@@ -542,26 +539,16 @@ def answered() -> Group:
     return group
 
 
-@pytest.mark.parametrize("reaction", ["skip", "stop"])
-async def test_an_alarm_that_stops_the_run_ends_it_in_good_order(tmp_path: Path, reaction: Any) -> None:
+async def test_an_alarm_that_stops_the_run_ends_it_in_good_order(tmp_path: Path) -> None:
     loop = Loop(tmp_path, steps=200)
     loop.rollouts.batches = [[answered()]]
-    loop.training.alarms = (Alarm(kind="mismatch_kl", reaction=reaction, value=2.0, limit=0.5, text="they disagree"),)
-    running = asyncio.create_task(loop.steps.run())
-    if reaction == "skip":
-        await loop.rollouts.starved.wait()
-        assert loop.steps.step == 1
-        assert loop.steps.status()["stopped_by"] == ""
-        assert loop.steps.status()["metrics"]["staleness/aim"] == 0.0
-        assert loop.steps.status()["metrics"]["staleness/by"] == "generation"
-        assert not running.done()
-        running.cancel()
-        return
+    loop.training.alarms = (Alarm(kind="mismatch_kl", reaction="stop", value=2.0, limit=0.5, text="they disagree"),)
     async with asyncio.timeout(5):
-        await running
+        await loop.steps.run()
         assert not await loop.steps.finish()
     assert loop.training.saved_step == 1
     assert loop.rollouts.evaluations == 1, "the last version is not worth measuring"
+    assert (loop.log.last["staleness/aim"], loop.log.last["staleness/by"]) == (0.0, "generation")
     status = loop.steps.status()
     assert status["stopped_by"] == "they disagree"
     assert status["alarm"] == {
@@ -583,7 +570,7 @@ async def test_it_is_said_whose_rollouts_are_withheld_once_and_how_far_classes_a
     for node, engine in (("a", "mlx/int8/gpu"), ("b", "mlx/int8/gpu"), ("c", "vllm/bfloat16/cuda")):
         loop.rollouts.tally.runs(NodeId(node), engine)
     await loop.runs_dry()
-    assert {name: value for name, value in loop.steps.last.items() if name.startswith("mismatch")} == {
+    assert {name: value for name, value in loop.log.last.items() if name.startswith("mismatch")} == {
         "mismatch_kl/mlx/int8/gpu": pytest.approx(0.2),
         "mismatch_kl/vllm/bfloat16/cuda": pytest.approx(0.01),
     }
@@ -601,17 +588,13 @@ async def test_a_run_that_learns_nothing_goes_on_and_says_so(tmp_path: Path) -> 
     loop.training.figures = {"reward": 1.0, "frac_reward_zero_std": 1.0}
     failed = ScoreWanted(group_id=GroupId("t9"), index=0, node=ALICE, prompt=prompt(), rollout=rollout())
     loop.rollouts.failures.settle([failed], [Unscored(reason="it hung")], now=0.0)
-    running = asyncio.create_task(loop.steps.run())
-    starved = asyncio.create_task(loop.rollouts.starved.wait())
-    await asyncio.wait({running, starved}, return_when=asyncio.FIRST_COMPLETED)
-    assert not running.done()
-    running.cancel()
-    shares = [json.loads(line)["reward_failed_share"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    await loop.runs_dry()
+    shares = [line["reward_failed_share"] for line in json_lines(tmp_path / "metrics.jsonl")]
     assert shares == [1.0, 0.0, 0.0, 0.0, 0.0]
     alarms = [(event["alarm"], event["step"]) for event in loop.events("alarm")]
     assert alarms == [("reward_failed", 1), ("no_variance", FLAT_STEPS)]
     assert any(f"step {FLAT_STEPS}: alarm no_variance" in line for line in loop.said)
-    assert loop.steps.status()["alarm"]["alarm"] == "no_variance"
+    assert (loop.steps.status()["alarm"]["alarm"], loop.steps.status()["stopped_by"]) == ("no_variance", "")
 
 
 async def test_the_best_version_is_named_and_the_first_of_equals_and_over_a_resume(tmp_path: Path) -> None:
@@ -668,4 +651,4 @@ async def test_steps_are_told_now_and_then_and_a_measurement_names_its_version(t
     assert step.endswith(" s a step")
     assert not any(line.startswith(("step 2/", "step 3/")) for line in loop.said), "within ten seconds"
     assert "version 0: held-out exact match 1.000, unaudited" in loop.said, "nobody could audit it"
-    assert loop.steps.status()["held_out"][-1]["unaudited"] == 1
+    assert loop.steps.held_out[-1]["unaudited"] == 1
