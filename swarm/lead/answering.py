@@ -15,7 +15,7 @@ from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.groups import sample_seed
 from swarm.rollout.scoring import Said
-from swarm.run.prompts import Prompts, TaskRecord, longest_completion, longest_turn
+from swarm.run.prompts import Prompts, longest_completion, longest_turn
 from swarm.run.run import Run
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Task
@@ -56,7 +56,7 @@ class Answering:
         self._external: ExternalEpisodes | None = None
         self._rollouts = rollouts
 
-    async def open(self, prompts: Prompts, prepared: Prepared, record: TaskRecord, exits: AsyncExitStack) -> None:
+    async def open(self, prompts: Prompts, prepared: Prepared, exits: AsyncExitStack) -> None:
         """Serve the endpoint, for people's questions and for a program that plays episodes."""
         template, stops = prompts.template, prepared.stop_token_ids
         text = prompts.turns or TurnText(prompts.tokenizer, template, stops, self._config.system_prompt)
@@ -73,7 +73,7 @@ class Answering:
                 url=url,
                 sampling={"temperature": rules.temperature, "max_tokens": rules.max_new_tokens},
                 stop_token_ids=stops,
-                began=record.began if template is not None else None,
+                began=prompts.record.began if template is not None else None,
                 arguments=self._config.chat_arguments,
                 system_prompt=self._config.system_prompt,
             )

@@ -64,7 +64,7 @@ from swarm.run.directory import (
     write_json,
 )
 from swarm.run.log import RunLog
-from swarm.run.prompts import ProgressLine, check_data, longest_completion, open_task, prepare_prompts, read_record
+from swarm.run.prompts import ProgressLine, check_data, longest_completion, open_task, prepare_prompts
 from swarm.run.run import Run
 from swarm.run.timeline import Timeline
 from swarm.settings import LeadConfig
@@ -335,7 +335,7 @@ class LearnerNode:
         self._sign_card(prepared.layout.total_bytes)
         rewards = await self._start_rewards(prepared)
         self._answering = Answering(self._life, self._task, rewards, self._rollouts)
-        await self._answering.open(self._prompts, prepared, self._record, self._exits)
+        await self._answering.open(self._prompts, prepared, self._exits)
         await self._publication.look_back()
         self._waits_for = "the recorded batches to be trained on again"
         await self._training.catch_up(self._recorded.next_batch)
@@ -429,9 +429,6 @@ class LearnerNode:
             )
         finally:
             progress.stop()
-        record = await asyncio.to_thread(read_record, self._run_dir)
-        assert record is not None
-        self._record = record
         self._episodes = episode_rules(self._config, self._task, context_tokens=prepared.context_tokens)
         self._ahead.begin()
         self._has_prompts = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
@@ -76,15 +76,13 @@ class TaskRecord(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Prompts:
     """Training prompts by number and held-out prompts, with token ids. `template` is None if the model reads prompts as
-    they are. A completion that ended by itself ends with one of `stop_token_ids`. `turns` are an
-    environment's words."""
+    they are. `turns` are an environment's words."""
 
     task: Task
     tokenizer: Any
     template: ChatTemplate | None
-    most_tokens: int
+    record: TaskRecord
     system_prompt: str | None = None
-    stop_token_ids: Collection[int] = ()
     turns: TurnText | None = None
 
     def __call__(self, number: int) -> Prompt:
@@ -92,10 +90,10 @@ class Prompts:
         Raise UserError after TRIES prompts."""
         for attempt in range(TRIES):
             prompt = self.encode(self.task.prompt(number + attempt * STRIDE))
-            if 0 < len(prompt.token_ids) <= self.most_tokens:
+            if 0 < len(prompt.token_ids) <= self.record.most_tokens:
                 return prompt
         raise UserError(
-            f"{TRIES} prompts of {self.task.name} in a row have no tokens or more than {self.most_tokens}: "
+            f"{TRIES} prompts of {self.task.name} in a row have no tokens or more than {self.record.most_tokens}: "
             "set another max_prompt_tokens, or --max-new-tokens with less"
         )
 
@@ -126,7 +124,7 @@ class Prompts:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of a completion or of a part of one, as rewards read it."""
-        return completion_text(self.tokenizer, token_ids, self.stop_token_ids)
+        return completion_text(self.tokenizer, token_ids, self.record.stop_token_ids)
 
     def text(self, prompt: Prompt) -> str:
         """Return the text that the model reads. Raise UserError with the prompt's id for a chat without a template, or
@@ -172,15 +170,15 @@ class Prompts:
 
     def _is_short(self, text: str) -> bool:
         """Return whether the number of bytes proves that `text` is short enough. Most prompts need no tokenizer."""
-        return bool(text) and len(text.encode()) * TOKENS_PER_BYTE + SPECIAL_TOKENS <= self.most_tokens
+        return bool(text) and len(text.encode()) * TOKENS_PER_BYTE + SPECIAL_TOKENS <= self.record.most_tokens
 
     def _check_length(self, prompt: Prompt, length: int) -> None:
         if length == 0:
             raise UserError(f"the prompt {prompt.prompt_id} has no tokens: the tokenizer knows none of its text")
-        if length > self.most_tokens:
+        if length > (most := self.record.most_tokens):
             raise UserError(
-                f"the prompt {prompt.prompt_id} has {length} tokens; the most is {self.most_tokens} (max_prompt_tokens "
-                "or the model's context less --max-new-tokens, of episodes less --max-episode-tokens): leave it out or "
+                f"the prompt {prompt.prompt_id} has {length} tokens; the most is {most} (max_prompt_tokens or the "
+                "model's context less --max-new-tokens, of episodes less --max-episode-tokens): leave it out or "
                 "change these"
             )
 
@@ -257,9 +255,8 @@ def open_prompts(
         tokenizer=tokenizer,
         turns=turns,
         template=template if chat else None,
+        record=record,
         system_prompt=config.system_prompt,
-        most_tokens=record.most_tokens,
-        stop_token_ids=record.stop_token_ids,
     )
 
 

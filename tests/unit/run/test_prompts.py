@@ -24,6 +24,7 @@ from swarm.run.prompts import (
     STRIDE,
     ProgressLine,
     Prompts,
+    TaskRecord,
     check_data,
     check_vocabulary,
     longest_completion,
@@ -58,6 +59,11 @@ class Letters(Task):
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         return Score(reward=0.0, exact=False)
+
+
+def _letters(tokenizer: Any, most_tokens: int) -> Prompts:
+    record = TaskRecord(data_digest="", most_tokens=most_tokens, began=datetime.now())
+    return Prompts(Letters(), tokenizer, None, record)
 
 
 def _characters(directory: Path) -> Any:
@@ -117,6 +123,12 @@ def _open(run_dir: Path, config: LeadConfig) -> tuple[Prompts, list[Prompt], lis
     return prompts, held_out, said
 
 
+def _recorded(run_dir: Path) -> TaskRecord:
+    record = read_record(run_dir)
+    assert record is not None
+    return record
+
+
 def _decoded(run_dir: Path, prompt: Prompt) -> str:
     tokenizer: Any = Tokenizer.from_file(str(run_dir / "model" / "tokenizer.json"))
     return "".join(tokenizer.id_to_token(number) for number in prompt.token_ids)
@@ -128,8 +140,7 @@ def test_a_completion_is_decoded_as_rewards_read_it_now_and_from_the_record(run_
     config = LeadConfig(max_new_tokens=8)
     task = open_task(config)
     prompts, _ = prepare_prompts(run_dir, config, task, _prepared(stop_token_ids=(stop,)), lambda line: None)
-    record = read_record(run_dir)
-    assert record is not None
+    record = _recorded(run_dir)
     for one in (prompts, open_prompts(config, task, run_dir / "model", record, lambda line: None)):
         assert [one.decode(drawn) for drawn in ([20, stop], [20, 0, stop], [stop, 20])] == ["2", "2 <s>", "! 2"]
 
@@ -232,8 +243,8 @@ def test_a_prompt_counts_as_short_only_if_no_tokenizer_could_make_it_long() -> N
     text = "\ufdfa" * 10
     long = len(tokenizer.encode(text).ids)
     assert long == 331
-    assert not Prompts(Letters(), tokenizer, None, most_tokens=long - 1)._is_short(text)
-    assert Prompts(Letters(), tokenizer, None, most_tokens=11 * 30 + 64)._is_short(text)
+    assert not _letters(tokenizer, long - 1)._is_short(text)
+    assert _letters(tokenizer, 11 * 30 + 64)._is_short(text)
 
 
 @pytest.mark.parametrize("number", [*range(4)])
@@ -250,21 +261,21 @@ def test_the_user_may_set_a_lower_limit(run_dir: Path, sums: Path) -> None:
         _open(run_dir, _config(sums, max_new_tokens=CONTEXT))
     with pytest.raises(UserError, match=r"has [56] tokens; the most is 4 \(max_prompt_tokens or "):
         _open(run_dir, _config(sums, max_prompt_tokens=4))
-    assert _open(run_dir, _config(sums, max_prompt_tokens=6))[0].most_tokens == 6
+    assert _open(run_dir, _config(sums, max_prompt_tokens=6))[0].record.most_tokens == 6
 
 
 def test_of_a_task_without_end_a_long_prompt_gives_way_to_another(tmp_path: Path) -> None:
     tokenizer: Any = _characters(tmp_path)
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    prompts = Prompts(Letters(), tokenizer, None, most_tokens=8)
+    prompts = _letters(tokenizer, 8)
     assert prompts(3).prompt_id == "l3"
     # It would have a BOS and 9 letters; the one in its place has 5.
     assert prompts(8).prompt_id == f"l{8 + STRIDE}"
     assert prompts(8) == prompts(8)
     for known, most_tokens in ((tokenizer, 0), (Tokenizer(models.BPE()), 8)):
         with pytest.raises(UserError, match=f"in a row have no tokens or more than {most_tokens}"):
-            Prompts(Letters(), known, None, most_tokens=most_tokens)(0)
+            _letters(known, most_tokens)(0)
     with pytest.raises(UserError, match="the prompt l7 has 9 tokens; the most is 8"):
         prompts.check_lengths()
 
@@ -343,11 +354,10 @@ def test_a_padded_vocabulary_goes_on_with_a_word_and_another_models_is_refused(r
 
 def test_what_the_prompts_depend_on_is_on_record_and_other_data_are_refused(run_dir: Path, sums: Path) -> None:
     first, _, _ = _open(run_dir, _config(sums))
-    record = read_record(run_dir)
-    assert record is not None
-    assert record.most_tokens == first.most_tokens == CONTEXT - 8
+    record = _recorded(run_dir)
+    assert record.most_tokens == first.record.most_tokens == CONTEXT - 8
     former = msgspec.structs.replace(record, most_tokens=3)
-    assert open_prompts(_config(sums), first.task, run_dir / "model", former, print).most_tokens == 3
+    assert open_prompts(_config(sums), first.task, run_dir / "model", former, print).record.most_tokens == 3
     check_data(run_dir, open_task(_config(sums)))
     sums.write_text(sums.read_text().replace("40", "41"))
     with pytest.raises(UserError, match=r"have changed since the run in .* began"):
@@ -382,15 +392,12 @@ def test_a_run_does_not_go_on_with_another_base(run_dir: Path, sums: Path, chang
 def test_a_resumed_run_is_told_the_day_it_began(run_dir: Path, sums: Path) -> None:
     (run_dir / "model" / "chat_template.jinja").write_text("{{ strftime_now('%Y: ') }}{{ messages[0].content }}")
     _open(run_dir, _config(sums))
-    record = read_record(run_dir)
-    assert record is not None
+    record = _recorded(run_dir)
     then = msgspec.structs.replace(record, began=datetime(1999, 1, 1), asked="")
     (run_dir / "task.json").write_bytes(msgspec.json.encode(then))
     prompts, _, _ = _open(run_dir, _config(sums))
     assert prompts.text(prompts(0)) == f"1999: {prompts(0).text}"
-    again = read_record(run_dir)
-    assert again is not None
-    assert msgspec.structs.replace(again, asked="") == then
+    assert msgspec.structs.replace(_recorded(run_dir), asked="") == then
 
 
 def test_a_prompt_without_tokens_is_refused(run_dir: Path, sums: Path) -> None:
