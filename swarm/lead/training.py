@@ -78,7 +78,7 @@ class Training:
         self._trainer = TrainerProcess(run.directory, torchrun=torchrun_options(run.config), say=run.say)
         self._root = run.directory / "checkpoints"
         self._faults = self._furthest = 0
-        self._found: tuple[Checkpoint | None] | None = None
+        self._found: Checkpoint | None = None
         self.saved_step: int | None = None
         self.layout: Layout | None = None
         """The layout of the staged weights; None before `open`."""
@@ -107,16 +107,12 @@ class Training:
         """Find the checkpoint that the run continues from, before others are told about the run. Raise UserError if the
         newest whole checkpoint holds other batches than the journal, Damaged if the batches after it cannot be trained
         on again."""
-        found = await asyncio.to_thread(self._newest)
+        self._found = found = await asyncio.to_thread(self._newest)
         await asyncio.to_thread(self._run.journal.check_batches, found.step if found is not None else 0)
-        self._found = (found,)
 
     async def open(self) -> Prepared:
-        """Start the child at the newest whole checkpoint, or at step 0. Raise UserError if the checkpoint holds other
-        batches than the journal."""
-        # The first time, `look` has read the checkpoint already: once is enough for a large model.
-        (found,) = self._found or (await asyncio.to_thread(self._newest),)
-        self._found = None
+        """Start the child at the checkpoint that `look` found, or at step 0."""
+        found = self._found
         await asyncio.to_thread(self._own_staging)
         prepared = await self._trainer.prepare(
             self._run.config, self._longest_completion, found.path if found else None
@@ -220,6 +216,7 @@ class Training:
 
     async def _reopen(self) -> None:
         await self._trainer.stop()
+        self._found = await asyncio.to_thread(self._newest)
         try:
             async with self.staging_lock:
                 await self.open()

@@ -167,6 +167,7 @@ async def journal(tmp_path: Path) -> AsyncIterator[Journal]:
 @pytest.fixture
 async def run(tmp_path: Path, journal: Journal) -> Run:
     run = Run(tmp_path, journal)
+    await run.training.look()
     await run.training.open()
     return run
 
@@ -260,7 +261,7 @@ async def test_what_a_killed_learner_left_beside_its_checkpoints_goes_at_the_sta
     left = tmp_path / "checkpoints" / "step-000025.removed.partial"
     left.mkdir(parents=True)
     (left / "trainer.safetensors").write_bytes(b"as large as the model")
-    await run.training.open()
+    await run.training.look()
     assert not left.exists()
 
 
@@ -289,11 +290,9 @@ async def test_staging_waits_while_a_publication_reads_the_file(run: Run) -> Non
 
 @pytest.mark.parametrize("room", [True, False])
 async def test_weights_that_may_be_audited_are_not_staged_over(
-    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, room: bool
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
 ) -> None:
     """Without room for both, the learner's own come first."""
-    run = Run(tmp_path, journal)
-    await run.training.open()
     await run.training.stage()
     before = run.training.staging.read_bytes()
     held = hold(run)
@@ -308,11 +307,7 @@ async def test_weights_that_may_be_audited_are_not_staged_over(
     assert not (tmp_path / "staging.next").exists()
 
 
-async def test_a_trainer_that_is_started_again_stages_over_no_weights_of_the_audit(
-    tmp_path: Path, journal: Journal
-) -> None:
-    run = Run(tmp_path, journal)
-    await run.training.open()
+async def test_a_trainer_that_is_started_again_stages_over_no_weights_of_the_audit(run: Run) -> None:
     await run.training.catch_up(1)
     await run.training.stage()
     before = run.training.staging.read_bytes()
