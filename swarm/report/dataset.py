@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,30 +42,31 @@ def export_rollouts(
     if not to.absolute().parent.is_dir():
         raise UserError(f"{to.parent} is not a directory: make it, or name another file")
     partial = to.with_name(to.name + ".partial")
-    counts = {True: 0, False: 0}
+    written = left_out = 0
     with reading(run_dir / DATABASE) as found:
         try:
-            _write_lines(partial, _rows(found, counts, prompt, decode_text))
+            with partial.open("w", encoding="utf-8") as file:
+                for row in _rows(found, prompt, decode_text):
+                    if row is None:
+                        left_out += 1
+                    else:
+                        file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+                        written += 1
             partial.replace(to)
         finally:
             partial.unlink(missing_ok=True)
-    return Exported(rollouts=counts[True], left_out=counts[False])
+    return Exported(rollouts=written, left_out=left_out)
 
 
 def _rows(
-    connection: sqlite3.Connection,
-    counts: dict[bool, int],
-    prompt: Callable[[int], Prompt],
-    decode_text: Callable[[Sequence[int]], str],
-) -> Iterator[Row]:
-    """Yield a row for each payload that is there. Count in `counts` those that are there (True) and the others."""
+    connection: sqlite3.Connection, prompt: Callable[[int], Prompt], decode_text: Callable[[Sequence[int]], str]
+) -> Iterator[Row | None]:
+    """Yield a row for each accepted rollout, None in place of one whose payload is not there."""
     for group in group_rows(connection, "TRUE"):
         question = prompt(group.number)
         for one in rollout_rows(connection, group.number):
             rollout = read_rollout(connection, one)
-            counts[rollout is not None] += 1
-            if rollout is not None:
-                yield _row(group, one, question, rollout, decode_text)
+            yield None if rollout is None else _row(group, one, question, rollout, decode_text)
 
 
 def _row(
@@ -95,9 +96,3 @@ def _row(
         "turns": [structs.asdict(turn) for turn in rollout.turns],
         "seats": list(rollout.seats),
     }
-
-
-def _write_lines(path: Path, rows: Iterable[Row]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")

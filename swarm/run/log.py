@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from swarm.errors import UserError
 from swarm.extras import how_to_have
@@ -196,17 +196,6 @@ def _number(line: Mapping[str, Any], name: str) -> float:
     return value if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
-def _whole_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of `file` from its position on, line by line. Skip damaged lines."""
-    while (line := file.readline()).endswith(b"\n"):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            yield found
-
-
 class _Lines:
     """A file of JSON lines. Opening it removes a last line that a crash cut short."""
 
@@ -219,9 +208,15 @@ class _Lines:
         self._waiting: deque[bytes] = deque(maxlen=LINES_KEPT)
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines in the file, one by one."""
+        """Yield the JSON objects in the file, line by line. Skip damaged lines."""
         with self._path.open("rb") as file:
-            yield from _whole_lines(file)
+            for line in file:
+                try:
+                    found = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(found, dict):
+                    yield found
 
     def add(self, fields: Mapping[str, Any]) -> None:
         self._waiting.append(json.dumps(fields).encode() + b"\n")
