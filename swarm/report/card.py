@@ -17,8 +17,6 @@ ALWAYS = ("model", "task", "seed")  # Settings that are shown at their defaults 
 DECIDE = ("max_staleness", "publish_every_steps", "steps", "target")
 """Settings that the weights depend on although they may change when a run is resumed."""
 
-OF_THE_NETWORK = ("beat_s", "reward_timeout_s")
-
 USE = """tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
 model = AutoModelForCausalLM.from_pretrained("DIRECTORY", dtype="auto")"""
 USE_ADAPTER = """tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
@@ -102,7 +100,7 @@ def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in config.items():
         if name == ORIGIN:
             continue
-        decides = name in DECIDE or name not in (*CHANGEABLE, *OF_THE_NETWORK)
+        decides = name in DECIDE or name not in CHANGEABLE | {"beat_s"}
         if not decides or value is None or (value == default.get(name) and name not in ALWAYS):
             continue
         if name == "model":

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from swarm.pay.model import Binds
 from swarm.plan.plan import Alternative, ClassLine, Plan, saving
+from swarm.report.words import in_bytes
 
 WAYS = {"colocated": "co-located", "async_dc": "data centre"}  # What readers call them
 
@@ -53,7 +54,7 @@ def _summary(plan: Plan) -> Table:
     pairs = [
         ("settings", f"--max-staleness {plan.max_staleness} --publish-every-steps {plan.publish_every_steps}"),
         ("rate", f"{plan.rollouts_per_s:.3g} rollouts/s from {len(plan.active)} samplers"),
-        ("versions", f"{_bytes(plan.version_bytes)}, {period}, installed by all after {plan.broadcast_s:.0f} s"),
+        ("versions", f"{in_bytes(plan.version_bytes)}, {period}, installed by all after {plan.broadcast_s:.0f} s"),
         ("learner", f"idle {plan.idle_share:.1%}, a step in {plan.step_s:.0f} s (simulated)"),
         ("rollouts", f"mean staleness {plan.mean_staleness:.1f}, discarded {plan.discarded_share:.1%} (simulated)"),
         ("binds", BINDS[plan.binds]),
@@ -73,7 +74,3 @@ def _summary(plan: Plan) -> Table:
 def _against(plan: Plan, reference: Alternative) -> str:
     share = saving(plan.cost_per_step, reference)
     return f"{abs(share):.0%} {'cheaper' if share >= 0 else 'dearer'} per step ({reference.cost_per_step:.3f})"
-
-
-def _bytes(count: float) -> str:
-    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"

@@ -52,18 +52,16 @@ def live_view(status: dict[str, Any] | None, rewards: Sequence[float], width: in
     is_learner = status is None or status["role"] == "learner"
     why = bottleneck(status) if is_learner else ""
     parts: list[RenderableType] = [Text(why)] if why else []
-    if status is not None and not is_learner:
-        parts.append(_grid(figures(status), width))
-        if syncing := status.get("syncing"):
-            parts.append(ProgressBar(total=1.0, completed=syncing["share"], width=max(20, width - 6)))
-    elif status is not None:
+    if status is not None:
         parts.append(_grid(figures(status), width))
         if rewards:
-            curve = Text(f"{'reward':{NAME_WIDTH}}", style="dim") + Text(
-                sparkline(rewards, max(10, width - 24)), style="green"
-            )
-            parts += [Text(), curve, Text()]
-        parts.append(ProgressBar(total=status["steps"], completed=status["step"], width=max(20, width - 6)))
+            sparks = Text(sparkline(rewards, max(10, width - 24)), style="green")
+            parts += [Text(), Text(f"{'reward':{NAME_WIDTH}}", style="dim") + sparks, Text()]
+        bar_width = max(20, width - 6)
+        if is_learner:
+            parts.append(ProgressBar(total=status["steps"], completed=status["step"], width=bar_width))
+        elif syncing := status.get("syncing"):
+            parts.append(ProgressBar(total=1.0, completed=syncing["share"], width=bar_width))
     state = printable(status["state"]) if status is not None else "starting"
     return Panel(Group(*parts), title=Text(f"{title} · {state}"), width=width)
 
