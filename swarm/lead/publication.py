@@ -93,8 +93,8 @@ class InstallTracker:
         return max(at) - fmean(at) if at else 0.0
 
     def prepared_s(self, version: VersionId) -> float:
-        """Return the seconds from the staged weights of `version` to its publication; 0 if unknown."""
-        return self._spreads[version].prepared_s if version in self._spreads else 0.0
+        """Return the seconds from the staged weights of `version`, which is still followed, to its publication."""
+        return self._spreads[version].prepared_s
 
     def seen(self, version: VersionId) -> dict[str, Any]:
         """Return what `status` says of a version in addition to its transfer."""
@@ -274,11 +274,8 @@ class Publication:
         if not self._rollouts.samplers:
             self._note("send", time.time(), time.time())
         now = time.monotonic()
-        if staged_at is None:
-            self.tracker.published(version, now=now)
-        else:
-            stage_s, prepared_s = self._training.stage_s, now - staged_at
-            self.tracker.published(version, now=now, stage_s=stage_s, prepared_s=prepared_s)
+        stage_s, prepared_s = (0.0, 0.0) if staged_at is None else (self._training.stage_s, now - staged_at)
+        self.tracker.published(version, now=now, stage_s=stage_s, prepared_s=prepared_s)
         if self.kept_at is not None and (weights := self._broadcast.raw_weights) is not None:
             assert self._training.layout is not None
             with suppress(OSError, DiskFull):

@@ -29,6 +29,9 @@ def test_it_tells_when_the_newest_version_is_everywhere_and_not_of_older_ones() 
     assert told == []
     tracker.installed(ALICE, v(2), now=2.0)
     assert told == [1]
+    tracker.published(v(3), now=3.0)
+    tracker.gone(ALICE, now=4.0)
+    assert (told, tracker.last_broadcast_s) == ([1, 1], 2.0), "to nobody, once nobody is left"
 
 
 def test_a_sampler_that_goes_is_no_longer_waited_for() -> None:
@@ -72,23 +75,6 @@ def test_how_long_an_install_took_at_one_sampler() -> None:
     assert tracker.install_s(ALICE, v(1)) == 2.5
     assert tracker.install_s(BOB, v(1)) is None
     assert tracker.install_s(ALICE, v(2)) is None
-
-
-def test_how_long_a_version_was_prepared_is_known_while_it_is_followed() -> None:
-    tracker = InstallTracker()
-    for number in range(MAX_FOLLOWED + 1):
-        tracker.published(v(number), now=float(number), prepared_s=0.5)
-    assert tracker.prepared_s(v(1)) == tracker.prepared_s(v(MAX_FOLLOWED)) == 0.5
-    assert tracker.prepared_s(v(0)) == tracker.prepared_s(v(MAX_FOLLOWED + 1)) == 0.0
-
-
-def test_a_version_is_under_way_to_nobody_once_nobody_is_left() -> None:
-    tracker, ended = InstallTracker(), []
-    tracker.on_everywhere = lambda: ended.append(1)
-    tracker.installed(NodeId("a"), v(0), now=0.0)
-    tracker.published(v(1), now=1.0)
-    tracker.gone(NodeId("a"), now=2.0)
-    assert (ended, tracker.last_broadcast_s) == ([1], None)
 
 
 def test_of_versions_that_a_node_takes_at_once_the_older_ones_have_waited() -> None:

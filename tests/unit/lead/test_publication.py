@@ -117,23 +117,13 @@ async def test_what_was_published_and_recorded_stands(world: World) -> None:
         await first.publication.publish(3)
         first.tracker.installed(ALICE, v(3), now=0.0)
         assert first.did == ["encode", "send", "encode", "send", "end of send"]
+        assert first.tracker.prepared_s(v(3)) > 0
+        assert first.tracker.seen(v(3))["stage_s"] == first.tracker.newest_figures()["stage_s"] == 0.5
     async with life(world) as second:
         assert await second.resume_at(3) == v(3)
         assert second.told == [v(3)]
         assert second.training.published.step == 3
-
-
-async def test_what_a_version_took_from_its_weights_to_its_publication_is_told(world: World) -> None:
-    async with life(world, again=False) as first:
-        await first.resume_at(0)
-        first.step = 3
-        await first.publication.publish(3)
-        assert first.tracker.prepared_s(v(3)) > 0
-        assert first.tracker.seen(v(3))["stage_s"] == first.tracker.newest_figures()["stage_s"] == 0.5
-    async with life(world) as second:
-        await second.resume_at(3)
-        assert second.tracker.prepared_s(v(3)) == 0
-        assert second.tracker.seen(v(3))["stage_s"] == 0
+        assert (second.tracker.prepared_s(v(3)), second.tracker.seen(v(3))["stage_s"]) == (0, 0)
 
 
 async def test_a_version_that_was_encoded_and_not_recorded_is_recorded_and_stands(world: World) -> None:
