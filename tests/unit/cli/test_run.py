@@ -125,31 +125,23 @@ def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert run(monkeypatch, capsys, "--version") == (0, f"echo-node {__version__}\n", "")
 
 
-@pytest.mark.parametrize("name", ["max-staleness", "max_staleness"])
-def test_set_takes_the_name_of_the_flag_and_of_the_file(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
-) -> None:
-    status, _, said = run(monkeypatch, capsys, "set", str(tmp_path), f"{name}=3")
-    assert (status, said.count("\n")) == (2, 1)
-    assert "no learner runs in" in said
-
-
-@pytest.mark.parametrize("value", ["many", "-1", "1.5"])
-def test_a_value_that_set_cannot_take_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
-) -> None:
-    status, _, said = run(monkeypatch, capsys, "set", f"max-staleness={value}")
-    assert (status, said.count("\n")) == (2, 1)
-    assert said.startswith(f"echo-node: max_staleness {value}: input should be ")
-
-
-@pytest.mark.parametrize("words", [("max-staleness", "4"), ("runs/x",), ("runs/x", "paused=true", "stop")])
-def test_set_without_a_value_says_how_to_write_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((".", "max-staleness=3"), "no learner runs in .: "),
+        ((".", "max_staleness=3"), "no learner runs in .: "),
+        (("max-staleness=many",), "max_staleness many: input should be "),
+        (("max-staleness", "4"), "write KEY=VALUE, "),
+        (("runs/x",), "write KEY=VALUE, "),
+        (("runs/x", "paused=true", "stop"), "write KEY=VALUE, "),
+    ],
+)
+def test_what_cannot_be_set_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], line: str
 ) -> None:
     status, _, said = run(monkeypatch, capsys, "set", *words)
     assert (status, said.count("\n")) == (2, 1)
-    assert said.startswith("echo-node: write KEY=VALUE, ")
+    assert said.startswith(f"echo-node: {line}")
 
 
 def test_the_help_of_set_names_all_that_can_be_set(

@@ -23,17 +23,6 @@ def told(feed: PageFeed, reader: Reader) -> list[str]:
     return [f"{one.number} {one.event} {one.data.decode()}" for one in messages]
 
 
-def test_a_reader_begins_with_a_snapshot_and_goes_on_with_what_is_new() -> None:
-    feed = PageFeed("boot")
-    feed.publish("steps", b"1")
-    reader = joined(feed)
-    assert told(feed, reader) == ["snapshot 1"]
-    assert told(feed, reader) == []
-    feed.publish("steps", b"2")
-    feed.publish("events", b"3")
-    assert told(feed, reader) == ["2 steps 2", "3 events 3"]
-
-
 def test_a_lost_connection_goes_on_where_it_was_unless_the_process_is_another() -> None:
     feed = PageFeed("boot")
     for number in range(3):

@@ -7,32 +7,18 @@ from collections.abc import Sequence
 import pytest
 
 from swarm.lead.signal import FLAT_GROUPS, FLAT_STEPS, FLOOR_STEPS, LearningSignal, rewards_failed
-from swarm.rollout.plane.groups import Group, Sample
-from swarm.types import GroupId, Score
-from tests.builders import RULES, STOP, prompt, rollout, v
+from swarm.rollout.plane.groups import Group
+from swarm.types import Score
+from tests.builders import ready_group
 
 FLAT = {"frac_reward_zero_std": 1.0}
 
 
-def group(rewards: Sequence[float], tokens: Sequence[int] = (3, 4, STOP), *, exact: bool = False) -> Group:
-    samples = [
-        Sample(
-            seed=index,
-            rollout=rollout(index=index, tokens=tokens),
-            score=Score(reward=reward, exact=exact, parts={"exact": reward}),
-        )
-        for index, reward in enumerate(rewards)
-    ]
-    return Group(
-        group_id=GroupId("t0"),
-        order=0,
-        purpose="train",
-        prompt=prompt(),
-        rules=RULES,
-        min_version=v(0),
-        bound=0,
-        samples=samples,
-    )
+def group(rewards: Sequence[float], *, exact: bool = False) -> Group:
+    found = ready_group(0, 0, samples=len(rewards))
+    for sample, reward in zip(found.samples, rewards, strict=True):
+        sample.score = Score(reward=reward, exact=exact)
+    return found
 
 
 def test_steps_without_variance_go_off_after_some_of_them() -> None:

@@ -259,26 +259,19 @@ async def test_before_a_version_was_timed_nobody_is_put_on_standby() -> None:
     assert swarm.standby == {}
 
 
-async def test_the_wait_for_a_batch_is_no_part_of_an_install() -> None:
+@pytest.mark.parametrize(("prepared_s", "lates_s"), [(0.0, (5.0, 4.0, 0.5, 3.0)), (2.0, (0.5, 0.5, 0.5))])
+def test_an_install_begins_with_the_step_that_made_a_version_and_the_wait_for_a_batch_is_no_part_of_it(
+    prepared_s: float, lates_s: tuple[float, ...]
+) -> None:
     swarm = Swarm()
     node = swarm.offer("a1")
-    for number, late_s in enumerate((5.0, 4.0, 0.5, 3.0)):
-        swarm.tracker.published(v(number), now=swarm.now)
+    for number, late_s in enumerate(lates_s):
+        swarm.tracker.published(v(number), now=swarm.now, prepared_s=prepared_s)
         swarm.now += late_s
         swarm.provisioning.installed(node, v(number))
-    # 0.2 s until all of it was there, and 0.3 s at least until it was installed.
-    assert swarm.provisioning._without_waiting(node, v(3)) == pytest.approx(0.5)
-
-
-def test_what_a_version_takes_begins_with_the_step_that_made_it() -> None:
-    swarm = Swarm()
-    node = swarm.offer("a1")
-    for number in range(3):
-        swarm.tracker.published(v(number), now=swarm.now, prepared_s=2.0)
-        swarm.now += 0.5
-        swarm.provisioning.installed(node, v(number))
     inputs = swarm.provisioning.status()["capacity"]["inputs"]
-    assert inputs["by_node"][node]["install_s"] == pytest.approx(2.5)
+    # 0.2 s until all of it was there, and 0.3 s at least until it was installed.
+    assert inputs["by_node"][node]["install_s"] == pytest.approx(prepared_s + 0.5)
 
 
 def test_a_node_that_takes_every_other_version_is_later_by_half_a_period() -> None:

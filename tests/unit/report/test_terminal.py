@@ -12,14 +12,11 @@ from rich.console import Console, RenderableType
 from swarm.lead.learner import LearnerNode
 from swarm.node.network import NodeNetwork
 from swarm.report.terminal import console, figures, live_view, plain_line, sparkline, status_screen
-from swarm.report.words import waiting_for
 from swarm.rollout.journal.entries import RecordedRun
 from swarm.rollout.journal.journal import Journal
 from swarm.run.log import RunLog
 from swarm.settings import LeadConfig
 from tests.unit.runs import run_in
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def early_learner(tmp_path: Path) -> LearnerNode:
@@ -92,23 +89,6 @@ def test_a_learner_that_has_just_started_says_what_it_waits_for(early: dict[str,
     assert " - " not in view
 
 
-def test_what_is_waited_for_is_said_from_the_first_import_to_the_first_batch(
-    early: dict[str, Any], running: dict[str, Any]
-) -> None:
-    assert waiting_for(None) == "the learner's process to start"
-    assert waiting_for({**early, "waits_for": "torch to be imported"}) == "torch to be imported"
-    up = {**early, "state": "running", "waits_for": "", "metrics": {}, "samplers": []}
-    assert waiting_for(up) == "the first sampler to make contact"
-    sampler = {**running["samplers"][1], "standby": ""}
-    assert waiting_for({**up, "samplers": [sampler]}) == "1 sampler to fetch and load the weights"
-    at_work = {**up, "samplers": [{**sampler, "installed": "0.0"}], "batch_rollouts": 512}
-    accepted = {**up["cost"], "rollouts_accepted": 96}
-    assert waiting_for({**at_work, "cost": accepted}) == "the first batch: 96 of 512 rollouts"
-    assert waiting_for({**running, "waits_for": ""}) == ""
-    assert waiting_for({**running, "waits_for": "", "samplers": []}) == "samplers: none is here"
-    assert waiting_for({**running, "state": "paused", "fault": "the disk is full"}) == "the disk is full"
-
-
 def test_a_running_learner_shows_its_figures(running: dict[str, Any]) -> None:
     running["waits_for"] = ""
     assert plain_line(running) == (
@@ -120,6 +100,7 @@ def test_a_running_learner_shows_its_figures(running: dict[str, Any]) -> None:
     assert (known["version"], known["train step"]) == ("42", "0.25 s")
     assert known["staleness aim"] == "1.2, answers take that long"
     assert "withheld" not in known
+    assert [known[name] for name in ("learner idle", "cost", "cost of a step")] == ["3.1%", "2.50", "0.0595"]
     doubted = dict(figures({**running, "rollouts_withheld": {"a" * 32: 3, "b" * 32: 1200}}))
     assert doubted["withheld"] == "1,203 rollouts, 1,200 of " + "b" * 32
 
@@ -243,16 +224,6 @@ def test_a_sparkline_shows_the_last_values_on_a_scale_that_holds_them_all() -> N
     assert sparkline([9.0, 0.0, 0.5, 1.0], 3) == " ▄█"
     assert sparkline([9.0, -1.0, 0.0, 0.5, 1.0, 2.0], 5) == " ▃▄▅█"
     assert sparkline([], 5) == ""
-
-
-def test_idle_time_and_costs_are_shown_where_there_are_any(early: dict[str, Any], running: dict[str, Any]) -> None:
-    assert "cost" not in plain_line(early)
-    assert "idle" not in plain_line(early)
-    known = dict(figures(running))
-    assert [known[name] for name in ("learner idle", "cost", "cost of a step")] == ["3.1%", "2.50", "0.0595"]
-    shown = printed(status_screen(running, 100, 24), 100)
-    for part in ("standby", "you are dear"):
-        assert part in shown
 
 
 def test_a_status_that_is_cut_says_how_many_samplers_there_are(running: dict[str, Any]) -> None:

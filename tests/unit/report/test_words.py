@@ -63,6 +63,10 @@ def test_what_a_learner_waits_for_comes_first(status: dict[str, Any]) -> None:
     assert bottleneck(changed(status, samplers=[])) == "waiting for samplers: none is here"
     none_yet = {**status, "samplers": [], "metrics": {}}
     assert bottleneck(none_yet) == "waiting for the first sampler to make contact"
+    one = {**status["samplers"][0], "installed": None}
+    assert bottleneck({**none_yet, "samplers": [one]}) == "waiting for 1 sampler to fetch and load the weights"
+    at_work = changed({**none_yet, "samplers": [{**one, "installed": "0.0"}]}, cost={"rollouts_accepted": 96})
+    assert bottleneck(at_work) == "waiting for the first batch: 96 of 512 rollouts"
     full = changed(status, state="paused", fault="the disk of /runs is full")
     assert bottleneck(full) == "paused: the disk of /runs is full"
     held = changed(status, state="paused by its owner", waits_for="`echo-node set paused=false` goes on")
