@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from random import Random
 
+from swarm.pay.activation import Activation
 from swarm.pay.fleet import Demand, Disseminate, Dissemination, Lengths, Worker
 
 VERSION_BYTES = 80e6
@@ -87,6 +88,25 @@ def star(uplink_bytes_per_s: float, version_bytes: float = VERSION_BYTES) -> Dis
         )
 
     return disseminate
+
+
+Change = tuple[str, bool]
+"""A sampler, and whether it is active now."""
+
+
+def decided(
+    activation: Activation,
+    demand: Demand | None,
+    workers: Sequence[Worker],
+    disseminate: Disseminate,
+    *,
+    now: float,
+    idle_share: float | None = None,
+) -> list[Change]:
+    """Decide, and return what changed for those who are there."""
+    before = activation.active
+    activation.decide(demand, workers, disseminate, now=now, idle_share=idle_share)
+    return [(one.name, one.name in activation.active) for one in workers if one.name in before ^ activation.active]
 
 
 def subsets(workers: Sequence[Worker]) -> list[tuple[Worker, ...]]:

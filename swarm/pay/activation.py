@@ -18,8 +18,8 @@ each unproven class, if its claim makes it cheaper than the dearest active one.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from swarm.pay.fleet import Demand, Disseminate, Worker
 from swarm.pay.prices import fault_of
@@ -75,27 +75,10 @@ RESUMED = "you were active before the learner was restarted"
 PATIENCE = "with you the same would cost less: you step in when that has lasted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activated:
-    """Lease work to `node` from now on."""
-
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoodBy:
-    """Lease nothing more to `node`. It keeps its weights current, finishes its work, and is told why it waits."""
-
-    node: str
-    reason: str
-
-
-Change = Activated | StoodBy
-
-
 class Activation:
-    """`active` is the set after the last decision, `selection` its figures (None until anything is known)."""
+    """`active` is the set after the last decision, `selection` its figures (None until anything is known). Samplers of
+    that set are leased work. The others keep their weights current and finish their work; `reason` says why they wait.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -141,17 +124,18 @@ class Activation:
         *,
         now: float,
         idle_share: float | None = None,
-    ) -> list[Change]:
-        """Return the changes. `workers` are all present samplers, at most MAX_NODES, with unique names; `idle_share` is
-        the learner's measured share over the last steps, None if it is unknown."""
-        names = dict.fromkeys(worker.name for worker in workers)
+    ) -> None:
+        """Choose who is active from now on. `workers` are all present samplers, at most MAX_NODES, with unique names;
+        `idle_share` is the learner's measured share over the last steps, None if it is unknown."""
+        names = {worker.name for worker in workers}
         assert len(names) == len(workers) <= MAX_NODES
         lost = self._active.difference(worker.name for worker in workers if fault_of(worker) is None)
-        self._active &= names.keys()
+        self._active &= names
         measured = [worker for worker in workers if worker.rollouts_per_s != 0]
         if demand is None or not measured:
             tried = self._tried(workers, len(workers), self._budget, now=now)
-            return self._become(names, dict.fromkeys(tried, NOTHING_KNOWN), {w.name: self._untried(w) for w in workers})
+            self._become(dict.fromkeys(tried, NOTHING_KNOWN), {w.name: self._untried(w) for w in workers})
+            return
         waits = None if idle_share is None else idle_share > self._rules.idle_target
         self._count_waits(waits, now=now)
         chosen, reason = self._choose(demand, measured, disseminate, lost=bool(lost))
@@ -167,11 +151,10 @@ class Activation:
         self._probes = frozenset(tried).intersection(worker.name for worker in unproven)
         why = {name: PROVES if name in self._probes else TRIED for name in tried}
         waiting = {w.name: self._untried(w) if w.rollouts_per_s == 0 else SUFFICE for w in workers}
-        changes = self._become(names, {**dict.fromkeys(chosen.active, reason), **why}, {**waiting, **chosen.standby})
-        new = {change.node for change in changes if isinstance(change, Activated)}.intersection(chosen.active)
+        new = set(chosen.active) - self._active
         starts_s = (worker.start_s for worker in workers if worker.name in new)
         self._started_at = max(self._started_at, now + max(starts_s, default=0.0))
-        return changes
+        self._become({**dict.fromkeys(chosen.active, reason), **why}, {**waiting, **chosen.standby})
 
     # -- the choice ------------------------------------------------------------------------------------------
 
@@ -298,22 +281,10 @@ class Activation:
 
     # -- what changes -----------------------------------------------------------------------------------------
 
-    def _become(self, names: Iterable[str], wanted: Mapping[str, str], standby: Mapping[str, str]) -> list[Change]:
-        """Return the changes, in the order of `names`, that leave exactly `wanted` active. Both maps hold reasons."""
-        changes: list[Change] = []
-        reasons: dict[str, str] = {}
-        for node in names:
-            if node in wanted:
-                stays = node in self._active
-                reasons[node] = self._reasons[node] if stays else wanted[node]
-                if not stays:
-                    changes.append(Activated(node=node, reason=reasons[node]))
-            else:
-                reasons[node] = standby[node]
-                if node in self._active:
-                    changes.append(StoodBy(node=node, reason=reasons[node]))
-        self._active, self._reasons = set(wanted), reasons
-        return changes
+    def _become(self, wanted: Mapping[str, str], standby: Mapping[str, str]) -> None:
+        """Leave exactly `wanted` active. Both maps hold reasons; who was active before keeps its own."""
+        kept = {node: self._reasons[node] for node in wanted if node in self._active}
+        self._active, self._reasons = set(wanted), {**standby, **wanted, **kept}
 
 
 def relative_saving(cost: float, before: float) -> float:

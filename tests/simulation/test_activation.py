@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from swarm.pay.activation import DWELL_DECISIONS, Activated, Activation
+from swarm.pay.activation import DWELL_DECISIONS, Activation
 from swarm.pay.estimator import Estimator, StartValues
 from swarm.pay.fleet import Disseminate, Dissemination, Terms, Worker
 from swarm.pay.selection import Rules
-from tests.capacity import by_downlink, demand, random_fleet, worker
+from tests.capacity import by_downlink, decided, demand, random_fleet, worker
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_nothing_flaps_at_ten_percent_noise_in_every_figure(noise: Noise, max_st
     for number in range(DECISIONS):
         rates = [replace(one, rollouts_per_s=one.rollouts_per_s * noise(random)) for one in fleet]
         step = replace(wanted, train_step_s=wanted.train_step_s * noise(random))
-        if activation.decide(step, rates, noisy_plan(noise, random), now=120.0 * number):
+        if decided(activation, step, rates, noisy_plan(noise, random), now=120.0 * number):
             changed.append(number)
     assert 0 < len(activation.active) < 60
     assert len([number for number in changed if number >= SETTLING]) <= 2
@@ -100,12 +100,9 @@ class Swarm:
             groups_per_step=64, group_size=8, publish_every_steps=1, max_staleness=3, freshness="adaptive"
         )
         workers = self.estimator.workers(self.now)
-        changes = self.activation.decide(wanted, workers, by_downlink, now=self.now)
-        for change in changes:
-            if isinstance(change, Activated):
-                self.estimator.activated(change.node, now=self.now)
-            else:
-                self.estimator.stood_by(change.node, now=self.now)
+        changes = decided(self.activation, wanted, workers, by_downlink, now=self.now)
+        for node, is_active in changes:
+            (self.estimator.activated if is_active else self.estimator.stood_by)(node, now=self.now)
         return bool(changes)
 
     def periods(self, count: int) -> int:
@@ -179,12 +176,12 @@ def test_with_the_model_itself_a_lost_third_is_replaced_and_the_rest_is_left_alo
     before = activation.active
     lost = set(sorted(before)[::3])
     left = [one for one in fleet if one.name not in lost]
-    changes = activation.decide(wanted, left, by_downlink, now=120.0)
+    changes = decided(activation, wanted, left, by_downlink, now=120.0)
     assert changes
-    assert all(isinstance(change, Activated) for change in changes)
+    assert all(is_active for _, is_active in changes)
     assert before - lost < activation.active
     assert activation.selection is not None
     assert activation.selection.prediction.idle_share <= 0.02
     assert activation.selection.has_margin
     for number in range(2, 8):
-        assert activation.decide(wanted, left, by_downlink, now=120.0 * number) == []
+        assert decided(activation, wanted, left, by_downlink, now=120.0 * number) == []

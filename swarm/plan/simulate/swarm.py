@@ -26,7 +26,7 @@ from random import Random
 from statistics import fmean
 
 from swarm.gossip.records import GossipRules
-from swarm.pay.activation import LATE_PERIODS, Activated, Activation, StoodBy, gather_s
+from swarm.pay.activation import LATE_PERIODS, Activation, gather_s
 from swarm.pay.delivery import sustained
 from swarm.pay.estimator import Estimator, StartValues
 from swarm.pay.fleet import Terms, Worker
@@ -125,15 +125,11 @@ class Choice:
             max_staleness=settings.max_staleness,
             freshness=self._scenario.staleness.freshness,
         )
-        changes = self._activation.decide(
-            demand,
-            self._estimator.workers(now),
-            self._sustained,
-            now=now,
-            idle_share=self._estimator.idle_share(),
-        )
-        activated = [change.node for change in changes if isinstance(change, Activated)]
-        stood_by = [change.node for change in changes if isinstance(change, StoodBy)]
+        workers, before = self._estimator.workers(now), self._activation.active
+        self._activation.decide(demand, workers, self._sustained, now=now, idle_share=self._estimator.idle_share())
+        active = self._activation.active
+        activated = [one.name for one in workers if one.name in active - before]
+        stood_by = [one.name for one in workers if one.name in before - active]
         for name in activated:
             self._estimator.activated(name, now=now)
         for name in stood_by:

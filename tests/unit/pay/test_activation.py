@@ -14,16 +14,13 @@ from swarm.pay.activation import (
     PROBES,
     QUICKEST_DECISIONS,
     SETTLING_DECISIONS,
-    Activated,
     Activation,
-    Change,
-    StoodBy,
     dwell_decisions,
     gather_s,
 )
 from swarm.pay.fleet import Demand, Worker
 from swarm.pay.selection import Rules
-from tests.capacity import by_downlink, demand, worker
+from tests.capacity import Change, by_downlink, decided, demand, worker
 
 PERIOD_S = 120.0
 
@@ -39,7 +36,7 @@ class Run:
 
     def step(self, *, idle_share: float | None = None) -> list[Change]:
         self.now += PERIOD_S
-        return self.activation.decide(self.demand, self.workers, by_downlink, now=self.now, idle_share=idle_share)
+        return decided(self.activation, self.demand, self.workers, by_downlink, now=self.now, idle_share=idle_share)
 
     def steps(self, count: int, *, idle_share: float | None = None) -> list[list[Change]]:
         return [self.step(idle_share=idle_share) for _ in range(count)]
@@ -54,11 +51,11 @@ def cards(count: int, rate: float, cost: float, name: str = "card") -> list[Work
 
 
 def activated(changes: list[Change]) -> set[str]:
-    return {change.node for change in changes if isinstance(change, Activated)}
+    return {node for node, is_active in changes if is_active}
 
 
 def stood_by(changes: list[Change]) -> set[str]:
-    return {change.node for change in changes if isinstance(change, StoodBy)}
+    return {node for node, is_active in changes if not is_active}
 
 
 def settled(workers: list[Worker], rules: Rules | None = None) -> Run:
@@ -96,7 +93,7 @@ def test_lost_samplers_are_replaced_in_the_same_decision_within_the_budget(budge
     assert run.activation.selection is not None
     assert run.activation.selection.feasible == (budget is None)
     assert budget is None or 2.2 < run.activation.selection.cost_per_hour <= budget
-    assert all("lost" in change.reason for change in changes)
+    assert all("lost" in run.activation.reason(node) for node in activated(changes))
     run.workers = []
     assert run.step() == []
     assert run.active == frozenset()
@@ -294,9 +291,8 @@ def test_of_a_class_that_is_only_claimed_one_is_tried_and_then_another() -> None
     run = settled(cards(20, 0.3, 0.2))
     before = run.active
     run.workers = [*run.workers, *claiming(3, 1.0, "new")]
-    (change,) = run.step()
-    assert "no node of your class has been measured" in change.reason
-    first = change.node
+    ((first, _),) = run.step()
+    assert "no node of your class has been measured" in run.activation.reason(first)
     assert run.step() == []
     run.now += PROBE_S
     changes = run.step()
