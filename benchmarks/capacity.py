@@ -6,7 +6,7 @@ bin/python -m benchmarks.capacity --real --json      nine points of a real swarm
 
 A grid of max_staleness, broadcast_s / train_step_s and the fleet's rate over the least that the model thinks is enough
 (idle 2 %) for its kind of fleet. Where no rate is enough the rate is over R / train_step_s, and the row says so. A cell
-simulates `--steps` steps after a warm-up of 20 (swarm/plan/simulate/fixed.py). KINDS of fleet take turns, so that each
+simulates `--steps` steps after a warm-up of WARMUP_STEPS. KINDS of fleet take turns, so that each
 meets every bound and most broadcasts; a version takes `broadcast` to the last of its workers. The error of a cell is
 predicted minus simulated, in percentage points. Exit status 1 if the mean of their sizes is above 2 points.
 """
@@ -32,6 +32,7 @@ from swarm.types import Freshness
 
 TRAIN_STEP_S = 60.0
 LENGTHS = Lengths.lognormal(median=1800, sigma=1.0, cap=8192)
+WARMUP_STEPS = 20  # Of a fleet whose places are all empty at the start
 MEAN_POINTS = 2.0  # Most that the mean error may be
 
 Delayed = tuple[Worker, float]  # A worker and its install in broadcasts
@@ -121,7 +122,7 @@ def cells(
         began = time.process_time()
         told = predict(demand, workers, install_s)
         predict_s = time.process_time() - began
-        found = run_fixed(demand, workers, install_s, steps=steps, seed=1)
+        found = run_fixed(demand, workers, install_s, steps=steps, warmup_steps=WARMUP_STEPS, seed=1)
         yield {
             "kind": kind.name,
             "max_staleness": max_staleness,

@@ -32,7 +32,7 @@ from swarm.pay.selection import Rules
 from swarm.plan.plan import saving
 from swarm.plan.scenario import Scenario
 from swarm.plan.simulate.outcome import Settings
-from swarm.plan.simulate.swarm import CapacitySimulation, Choice
+from swarm.plan.simulate.swarm import CapacitySimulation
 from swarm.settings_file import load_file
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -47,8 +47,8 @@ def measure(scenario: Scenario, *, hours: float, seed: int) -> Figures:
     baseline's cost that is saved, planned and simulated."""
     plan = planned(scenario, idle_target=NEARLY_BUSY)
     settings = Settings(hours=hours, max_staleness=plan.max_staleness, publish_every_steps=plan.publish_every_steps)
-    choice = Choice(scenario, settings, Rules(least_margin=scenario.staleness.safety_margin - 1))
-    found = CapacitySimulation(scenario, settings, seed=seed, choice=choice).run()
+    rules = Rules(least_margin=scenario.staleness.safety_margin - 1)
+    found = CapacitySimulation(scenario, settings, seed=seed, rules=rules).run()
     savings = {one.name: (saving(plan.cost_per_step, one), saving(found.cost_per_step, one)) for one in plan.references}
     return {
         "scenario": plan.scenario,

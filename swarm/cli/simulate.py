@@ -45,7 +45,7 @@ def simulate(
 ) -> None:
     """Run a scenario on a virtual clock. Its idle time, staleness and costs, before anything is paid."""
     from swarm.pay.selection import Rules
-    from swarm.plan.simulate.swarm import CapacitySimulation, Choice
+    from swarm.plan.simulate.swarm import CapacitySimulation
 
     if plot is not None:
         _check_plot(plot)
@@ -68,7 +68,7 @@ def simulate(
             scenario,
             settings,
             seed=seed,
-            choice=Choice(scenario, settings, rules),
+            rules=rules,
             tell=typer.echo if trace else None,
             progress=lambda share: show_progress(f"simulating {settings.hours:g} hours", share),
         )

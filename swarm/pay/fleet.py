@@ -117,6 +117,11 @@ class Demand:
     def rollouts_per_step(self) -> int:
         return self.groups_per_step * self.group_size
 
+    @property
+    def period_s(self) -> float:
+        """Seconds from one version to the next if the learner never waits."""
+        return self.publish_every_steps * self.train_step_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dissemination:

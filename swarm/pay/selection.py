@@ -108,7 +108,7 @@ class Market:
     @property
     def versions_per_hour(self) -> float:
         """The rate of a learner that never waits."""
-        return HOUR_S / (self.demand.publish_every_steps * self.demand.train_step_s)
+        return HOUR_S / self.demand.period_s
 
     def plan(self, names: Sequence[str]) -> Dissemination:
         """Plan how a version reaches this set."""
@@ -167,8 +167,8 @@ class Market:
 
     def missing_share(self, worker: Worker) -> float:
         """A loss is noticed and decided upon within one publication period; then a replacement starts."""
-        period_s = self.demand.publish_every_steps * self.demand.train_step_s
-        return missing_share(departures_per_hour=worker.departures_per_hour, replace_s=worker.start_s + period_s)
+        replace_s = worker.start_s + self.demand.period_s
+        return missing_share(departures_per_hour=worker.departures_per_hour, replace_s=replace_s)
 
 
 def _median_delivery(deliveries: Sequence[Delivery]) -> Delivery:

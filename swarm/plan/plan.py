@@ -35,14 +35,6 @@ AS_CHEAP = 1.01  # Costs per step within this factor count as equal: prices are 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StalenessSetting:
-    """S and kappa."""
-
-    max_staleness: int
-    publish_every_steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
     """A way to train without a swarm. `gpus` counts those next to the learner (async_dc) or all of them (colocated);
     prices are per hour and per learner step."""
@@ -110,12 +102,12 @@ def plan_for(scenario: Scenario, *, idle_target: float = NEARLY_BUSY, progress: 
     workers = online_of(scenario, random=None)
     _check_some_is_in_time(scenario, workers)
     tell("choosing S and K", 0.0)
-    drafts = [_draft(scenario, workers, one, idle_target) for one in ranked_settings(scenario, workers)[:MAX_PLANNED]]
+    drafts = [_draft(scenario, workers, one, idle_target) for one in ranked_demands(scenario, workers)[:MAX_PLANNED]]
     least = AS_CHEAP * min(draft.cost_per_step for draft in drafts)
-    drafts.sort(key=lambda draft: (max(draft.cost_per_step, least), draft.setting.max_staleness))
+    drafts.sort(key=lambda draft: (max(draft.cost_per_step, least), draft.demand.max_staleness))
     plans: list[Plan] = []
     for draft in drafts:
-        tell(f"simulating S = {draft.setting.max_staleness}", (1 + len(plans)) / (1 + len(drafts)))
+        tell(f"simulating S = {draft.demand.max_staleness}", (1 + len(plans)) / (1 + len(drafts)))
         plans.append(_simulated(scenario, draft, idle_target))
         if plans[-1].cost_per_step <= AS_CHEAP * draft.cost_per_step:
             break
@@ -125,35 +117,36 @@ def plan_for(scenario: Scenario, *, idle_target: float = NEARLY_BUSY, progress: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A setting with its cheapest set, by the closed form."""
+    """A bound and a period with the cheapest set for them, by the closed form."""
 
-    setting: StalenessSetting
+    demand: Demand
     workers: tuple[Worker, ...]
     selection: Selection
     cost_per_step: float
 
 
-def _draft(scenario: Scenario, workers: Sequence[Worker], setting: StalenessSetting, idle_target: float) -> Draft:
+def _draft(scenario: Scenario, workers: Sequence[Worker], demand: Demand, idle_target: float) -> Draft:
     rules = Rules(idle_target=idle_target, least_margin=scenario.staleness.safety_margin - 1)
-    selection = Search(_demand(scenario, setting), workers, disseminate_in(scenario, setting), rules).select()
+    disseminate = disseminate_in(scenario, demand.publish_every_steps)
+    selection = Search(demand, workers, disseminate, rules).select()
     chosen = tuple(worker for worker in workers if worker.name in set(selection.active))
     step_s = selection.prediction.step_s
-    cost_per_hour = scenario.learner.price_per_h + sum(_prices(scenario, setting, chosen, step_s=step_s))
-    return Draft(setting=setting, workers=chosen, selection=selection, cost_per_step=cost_per_hour * step_s / HOUR_S)
+    cost_per_hour = scenario.learner.price_per_h + sum(_prices(scenario, demand, chosen, step_s=step_s))
+    return Draft(demand=demand, workers=chosen, selection=selection, cost_per_step=cost_per_hour * step_s / HOUR_S)
 
 
 def _simulated(scenario: Scenario, draft: Draft, idle_target: float) -> Plan:
-    setting, chosen = draft.setting, draft.workers
-    demand, delivery = _demand(scenario, setting), disseminate_in(scenario, setting)(chosen)
+    demand, chosen = draft.demand, draft.workers
+    delivery = disseminate_in(scenario, demand.publish_every_steps)(chosen)
     found = run_fixed(
         demand,
         chosen,
         delivery.install_s,
         steps=max(MIN_STEPS, ROLLOUTS // demand.rollouts_per_step),
-        warmup_steps=warmup_steps(max_staleness=setting.max_staleness, publish_every_steps=setting.publish_every_steps),
+        warmup_steps=warmup_steps(demand),
         seed=0,
     )
-    rent, traffic = _prices(scenario, setting, chosen, step_s=found.step_s)
+    rent, traffic = _prices(scenario, demand, chosen, step_s=found.step_s)
     learner = scenario.learner.price_per_h
     cost_per_hour = rent + traffic + learner
     return Plan(
@@ -161,9 +154,9 @@ def _simulated(scenario: Scenario, draft: Draft, idle_target: float) -> Plan:
         currency=scenario.scenario.currency,
         prices_as_of=scenario.scenario.prices_as_of,
         needed_rollouts_per_s=demand.rollouts_per_step / demand.train_step_s,
-        max_staleness=setting.max_staleness,
-        publish_every_steps=setting.publish_every_steps,
-        version_bytes=delta_bytes(scenario, setting.publish_every_steps),
+        max_staleness=demand.max_staleness,
+        publish_every_steps=demand.publish_every_steps,
+        version_bytes=delta_bytes(scenario, demand.publish_every_steps),
         active=draft.selection.active,
         classes=_class_lines(scenario, chosen),
         rollouts_per_s=sum(worker.rollouts_per_s for worker in chosen),
@@ -197,12 +190,10 @@ def _class_lines(scenario: Scenario, chosen: Sequence[Worker]) -> tuple[ClassLin
     )
 
 
-def _prices(
-    scenario: Scenario, setting: StalenessSetting, chosen: Sequence[Worker], *, step_s: float
-) -> tuple[float, float]:
+def _prices(scenario: Scenario, demand: Demand, chosen: Sequence[Worker], *, step_s: float) -> tuple[float, float]:
     """Return rent and traffic per hour of these samplers, if a step takes `step_s`."""
-    plan = disseminate_in(scenario, setting)(chosen)
-    versions_per_hour = HOUR_S / (setting.publish_every_steps * step_s)
+    plan = disseminate_in(scenario, demand.publish_every_steps)(chosen)
+    versions_per_hour = HOUR_S / (demand.publish_every_steps * step_s)
     traffic = sum(
         traffic_per_hour(worker, down_bytes=down, up_bytes=up, versions_per_hour=versions_per_hour)
         for worker, down, up in zip(chosen, plan.down_bytes, plan.up_bytes, strict=True)
@@ -211,39 +202,39 @@ def _prices(
     return sum(worker.cost_per_hour + start_per_hour(worker) for worker in chosen), traffic
 
 
-# -- settings ------------------------------------------------------------------------------------------------------
+# -- S and kappa -----------------------------------------------------------------------------------------------------
 
 
-def settings_of(scenario: Scenario) -> list[StalenessSetting]:
-    """Return the pairs of S and kappa to choose from: every kappa up to S + 1 and LONGEST_PERIOD, or only S - 1 under
-    the paper's rule."""
+def demands_of(scenario: Scenario) -> list[Demand]:
+    """Return the demand for each pair of S and kappa to choose from: every kappa up to S + 1 and LONGEST_PERIOD, or
+    only S - 1 under the paper's rule."""
     rule = scenario.staleness.kappa_rule
     return [
-        StalenessSetting(max_staleness=bound, publish_every_steps=period)
+        demand_of(scenario, max_staleness=bound, publish_every_steps=period)
         for bound in sorted(set(scenario.staleness.S))
         for period in (range(1, min(bound + 1, LONGEST_PERIOD) + 1) if rule == "safe" else [max(1, bound - 1)])
     ]
 
 
-def ranked_settings(scenario: Scenario, workers: Sequence[Worker]) -> list[StalenessSetting]:
-    """Return the best setting of each bound by the closed form. The cheapest come first; among about equal costs, the
-    smallest bound."""
+def ranked_demands(scenario: Scenario, workers: Sequence[Worker]) -> list[Demand]:
+    """Return the demand with the best period of each bound, by the closed form. The cheapest come first; among about
+    equal costs, the smallest bound."""
     cheapest = _cheapest_workers(scenario, workers)
-    best: dict[int, tuple[float, StalenessSetting]] = {}
-    for setting in settings_of(scenario):
-        cost = _estimate(scenario, setting, cheapest)
-        if cost * AS_CHEAP < best.get(setting.max_staleness, (math.inf, setting))[0]:
-            best[setting.max_staleness] = (cost, setting)
+    best: dict[int, tuple[float, Demand]] = {}
+    for demand in demands_of(scenario):
+        cost = _estimate(scenario, demand, cheapest)
+        if cost * AS_CHEAP < best.get(demand.max_staleness, (math.inf, demand))[0]:
+            best[demand.max_staleness] = (cost, demand)
     least = min(cost for cost, _ in best.values())
     ranked = sorted(best.values(), key=lambda one: (max(one[0], AS_CHEAP * least), one[1].max_staleness))
-    return [setting for _, setting in ranked]
+    return [demand for _, demand in ranked]
 
 
-def _estimate(scenario: Scenario, setting: StalenessSetting, workers: Sequence[Worker]) -> float:
+def _estimate(scenario: Scenario, demand: Demand, workers: Sequence[Worker]) -> float:
     """Estimate the cost of a step, with only a part of these samplers if they are more than enough."""
-    demand = _demand(scenario, setting)
-    prediction = predict(demand, workers, disseminate_in(scenario, setting)(workers).install_s)
-    price = sum(_prices(scenario, setting, workers, step_s=prediction.step_s))
+    plan = disseminate_in(scenario, demand.publish_every_steps)(workers)
+    prediction = predict(demand, workers, plan.install_s)
+    price = sum(_prices(scenario, demand, workers, step_s=prediction.step_s))
     if prediction.idle_share <= NEARLY_BUSY:
         needed = scenario.staleness.safety_margin * demand.rollouts_per_step / demand.train_step_s
         price *= min(1.0, needed / sum(worker.rollouts_per_s for worker in workers))
@@ -261,31 +252,27 @@ def _cheapest_workers(scenario: Scenario, workers: Sequence[Worker]) -> list[Wor
     return chosen
 
 
-def _demand(scenario: Scenario, setting: StalenessSetting) -> Demand:
-    return demand_of(scenario, max_staleness=setting.max_staleness, publish_every_steps=setting.publish_every_steps)
-
-
 @lru_cache(maxsize=64)  # Each keeps the plans that it made: a set is asked for by choice, price and simulation
-def disseminate_in(scenario: Scenario, setting: StalenessSetting) -> Disseminate:
-    """Return how deltas over kappa steps reach samplers, one after another, by the swarm's own plan."""
-    once = deltas_to(scenario, setting.publish_every_steps)
-    return sustained(once, period_s=setting.publish_every_steps * scenario.learner.train_step_s)
+def disseminate_in(scenario: Scenario, publish_every_steps: int) -> Disseminate:
+    """Return how deltas over so many steps reach samplers, one after another, by the swarm's own plan."""
+    once = deltas_to(scenario, publish_every_steps)
+    return sustained(once, period_s=publish_every_steps * scenario.learner.train_step_s)
 
 
 def _check_some_is_in_time(scenario: Scenario, workers: Sequence[Worker]) -> None:
-    """Check that deltas sent only to the sampler with the fastest line arrive in time at one of the settings."""
+    """Check that deltas sent only to the sampler with the fastest line arrive in time with some S and kappa."""
     best = max(workers, key=lambda worker: worker.downlink_bytes_per_s)
-    faults: dict[StalenessSetting, str] = {}
-    for setting in settings_of(scenario):
-        broadcast_s = disseminate_in(scenario, setting)([best]).broadcast_s
-        fault = shortfall(_demand(scenario, setting), broadcast_s=broadcast_s, generation_s=best.place_s)
+    faults: dict[Demand, str] = {}
+    for demand in demands_of(scenario):
+        broadcast_s = disseminate_in(scenario, demand.publish_every_steps)([best]).broadcast_s
+        fault = shortfall(demand, broadcast_s=broadcast_s, generation_s=best.place_s)
         if fault is None:
             return
-        faults[setting] = fault
-    setting = max(faults, key=lambda one: one.max_staleness - one.publish_every_steps)
+        faults[demand] = fault
+    nearest = max(faults, key=lambda one: one.max_staleness - one.publish_every_steps)
     raise NoFeasibleSet(
         f"no setting lets a rollout be fresh enough, not even of {best.name} alone; nearest is max_staleness "
-        f"{setting.max_staleness} with publish_every_steps {setting.publish_every_steps}: {faults[setting]}"
+        f"{nearest.max_staleness} with publish_every_steps {nearest.publish_every_steps}: {faults[nearest]}"
     )
 
 

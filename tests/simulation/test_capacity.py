@@ -39,7 +39,7 @@ def run(
     fleet = [
         Worker(name=f"w{i}", rollouts_per_s=each, samples_at_once=places, lockstep=lockstep) for i in range(workers)
     ]
-    return run_fixed(wanted, fleet, [install_s] * workers, steps=60, seed=seed)
+    return run_fixed(wanted, fleet, [install_s] * workers, steps=60, warmup_steps=20, seed=seed)
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
@@ -62,7 +62,7 @@ def test_versions_that_are_rarer_than_the_first_aim_do_not_stop_the_learner() ->
     """Four batches are of one version: the last of them are opened once the learner waits."""
     wanted = demand(publish_every_steps=4)
     fleet = [Worker(name=f"w{i}", rollouts_per_s=0.05, samples_at_once=8) for i in range(8)]
-    found = run_fixed(wanted, fleet, [60.0] * 8, steps=20, seed=1)
+    found = run_fixed(wanted, fleet, [60.0] * 8, steps=20, warmup_steps=20, seed=1)
     assert found.steps == 20
     assert found.idle_share < 0.2
 
@@ -84,7 +84,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
 
 
 def test_a_learner_without_samplers_is_idle() -> None:
-    figures = run_fixed(demand(), [], [], steps=5, seed=0)
+    figures = run_fixed(demand(), [], [], steps=5, warmup_steps=0, seed=0)
     assert (figures.idle_share, figures.step_s, figures.rollouts) == (1.0, math.inf, 0)
 
 
@@ -92,6 +92,6 @@ def test_no_batch_is_older_than_the_bound_even_where_samplers_lag_behind() -> No
     """I1: every batch is checked as it is taken; what is too old is thrown away, not trained on."""
     wanted = demand(max_staleness=1)
     fleet = [Worker(name=f"w{i}", rollouts_per_s=0.05, samples_at_once=8) for i in range(8)]
-    figures = run_fixed(wanted, fleet, [900.0] * 8, steps=30, seed=3)
+    figures = run_fixed(wanted, fleet, [900.0] * 8, steps=30, warmup_steps=20, seed=3)
     assert figures.mean_staleness <= 1
     assert figures.discarded_share > 0

@@ -33,5 +33,5 @@ def test_engines_in_lockstep_and_slow_links_beside_others_are_predicted() -> Non
     workers += [Worker(name=f"c{i}", rollouts_per_s=0.4, samples_at_once=16) for i in range(10)]
     install_s = [18.0] * 7 + [90.0] * 10
     told = predict(demand, workers, install_s)
-    found = run_fixed(demand, workers, install_s, steps=30, seed=1)
+    found = run_fixed(demand, workers, install_s, steps=30, warmup_steps=20, seed=1)
     assert told.idle_share == pytest.approx(found.idle_share, abs=0.06)

@@ -11,7 +11,7 @@ import pytest
 from swarm.pay.selection import Rules
 from swarm.plan.scenario import Scenario
 from swarm.plan.simulate.outcome import LEARNER, Settings, SwarmFigures
-from swarm.plan.simulate.swarm import CapacitySimulation, Choice
+from swarm.plan.simulate.swarm import CapacitySimulation
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def scenario(*fleet: dict[str, Any], departures: list[dict[str, Any]] | None = N
 
 
 def simulation(of: Scenario, *, settings: Settings = SETTINGS, seed: int = 1, **rules: Any) -> CapacitySimulation:
-    return CapacitySimulation(of, settings, seed=seed, choice=Choice(of, settings, Rules(**rules)))
+    return CapacitySimulation(of, settings, seed=seed, rules=Rules(**rules))
 
 
 @cache

@@ -13,10 +13,6 @@ from swarm.plan.simulate.learner import CapacityFigures, SimulatedLearner, StepS
 from swarm.plan.simulate.sampler import Occupancy, Sampler
 from swarm.plan.simulate.world import World
 
-WARMUP_STEPS = 20
-"""Steps before figures count: the fleet starts as one, with every place empty, and all batches of the bound are to be
-filled first."""
-
 
 def run_fixed(
     demand: Demand,
@@ -25,7 +21,7 @@ def run_fixed(
     *,
     steps: int,
     seed: int,
-    warmup_steps: int = WARMUP_STEPS,
+    warmup_steps: int,
 ) -> CapacityFigures:
     """`steps` learner steps after the warm-up with a fleet that stays. `install_s[i]`: from the publication of a
     version to its install by worker i."""
@@ -57,7 +53,7 @@ class FixedRun:
             )
             for worker in workers
         ]
-        self.learner.begin()
+        self.learner.publish(0)
         for sampler in self._samplers:
             sampler.activate()
 

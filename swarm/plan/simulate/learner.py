@@ -17,13 +17,13 @@ from swarm.plan.simulate.sampler import Occupancy
 from swarm.plan.simulate.world import World
 from swarm.types import Rollout, VersionId
 
-WARMUP_STEPS = 10
+MIN_WARMUP_STEPS = 10
 
 
-def warmup_steps(*, max_staleness: int, publish_every_steps: int) -> int:
+def warmup_steps(demand: Demand) -> int:
     """Return how many steps are left out of all figures: at least 2 (S + 1 + kappa). Until then the first version is
     fresh enough, and a fleet that is too slow lives on rollouts that it made in advance."""
-    return max(WARMUP_STEPS, 2 * (max_staleness + 1 + publish_every_steps))
+    return max(MIN_WARMUP_STEPS, 2 * (demand.max_staleness + 1 + demand.publish_every_steps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,6 @@ class SimulatedLearner:
         self._desk = desk
         self._publish = publish
         self._taken = taken
-
-    def begin(self) -> None:
-        self.publish(0)
 
     def publish(self, version: int) -> None:
         self._desk.plane.published(VersionId(incarnation=0, version=version))

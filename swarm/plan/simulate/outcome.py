@@ -21,17 +21,17 @@ class Settings:
     publish_every_steps: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Happened:
     """What happened to the fleet since the start. `joins` are transfers of a first or a missed version."""
 
-    joins: int
-    left: int
-    vanished: int
-    activated: int
-    stood_by: int
-    rollouts_lost: int
-    rollouts_failed: int
+    joins: int = 0
+    left: int = 0
+    vanished: int = 0
+    activated: int = 0
+    stood_by: int = 0
+    rollouts_lost: int = 0
+    rollouts_failed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,6 @@ from swarm.plan.simulate.desk import Desk, LeasedSample, Question
 from swarm.plan.simulate.world import World
 from swarm.types import NodeId
 
-Finished = Callable[[], None]
-
 
 def token_s(worker: Worker, lengths: Lengths) -> float:
     """Return the seconds per token of one place that give the fleet's stated rate at full load."""
@@ -61,7 +59,7 @@ class Sampler:
         world: World,
         desk: Desk,
         occupancy: Occupancy,
-        over: Finished,
+        over: Callable[[], None],
         failing: float = 0.0,
         fates: Random | None = None,
     ) -> None:

@@ -18,7 +18,6 @@ reached everybody within 0.9 s; that is small beside any transfer and left out.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -155,7 +154,7 @@ class CapacitySimulation:
         settings: Settings,
         *,
         seed: int,
-        choice: Choice,
+        rules: Rules,
         tell: Callable[[str], None] | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
@@ -166,8 +165,8 @@ class CapacitySimulation:
         self._fates = Random(f"fates {seed}")
         self._tell = tell
         self._progress = progress
-        self._choice = choice
-        self._happened: Counter[str] = Counter()
+        self._choice = Choice(scenario, settings, rules)
+        self._happened = Happened()
         self._demand = demand_of(
             scenario, max_staleness=settings.max_staleness, publish_every_steps=settings.publish_every_steps
         )
@@ -179,7 +178,7 @@ class CapacitySimulation:
             scenario,
             world=self.world,
             random=Random(f"weights {seed}"),
-            deltas_to=choice.deltas_to,
+            deltas_to=self._choice.deltas_to,
             moved=self.costs.moved,
             installed=self._installed,
         )
@@ -187,7 +186,7 @@ class CapacitySimulation:
             self._demand, world=self.world, desk=self.desk, publish=self.weights.publish, taken=self._taken
         )
         self._end_s = settings.hours * HOUR_S
-        self._period_s = settings.publish_every_steps * scenario.learner.train_step_s
+        self._period_s = self._demand.period_s
         self._places = 0.0, 0.0
         self._deciding = False
         self._since_decided = 0
@@ -195,7 +194,7 @@ class CapacitySimulation:
 
     def run(self) -> SwarmFigures:
         """Run from an empty swarm to the end."""
-        self.learner.begin()
+        self.learner.publish(0)
         for node in self.nodes.values():
             if node.there:
                 self._arrive(node, known_s=0.0)
@@ -212,10 +211,7 @@ class CapacitySimulation:
         return self._figures(before, self._sums())
 
     def _warmup_s(self) -> float:
-        steps = warmup_steps(
-            max_staleness=self.settings.max_staleness, publish_every_steps=self.settings.publish_every_steps
-        )
-        return min(WARMUP_SHARE * self._end_s, steps * self.scenario.learner.train_step_s)
+        return min(WARMUP_SHARE * self._end_s, warmup_steps(self._demand) * self._demand.train_step_s)
 
     def _run_until(self, at_s: float) -> None:
         over = False
@@ -274,7 +270,7 @@ class CapacitySimulation:
 
     def _leave(self, node: Node) -> None:
         """Leave with notice: the node's leases are free for others at once."""
-        self._happened["left"] += node.running
+        self._happened.left += node.running
         self._say(f"{node.name} leaves", node.running)
         self._end_life(node)
         self.desk.leave(NodeId(node.name))
@@ -283,7 +279,7 @@ class CapacitySimulation:
 
     def _vanish(self, node: Node) -> None:
         sampling, running = node.ready, node.running
-        self._happened["vanished"] += running
+        self._happened.vanished += running
         self._say(f"{node.name} vanishes", running)
         if sampling:
             self.desk.plane.beat(NodeId(node.name), now=self.world.now)
@@ -362,7 +358,7 @@ class CapacitySimulation:
             self._activate(self.nodes[name])
 
     def _activate(self, node: Node) -> None:
-        self._happened["activated"] += 1
+        self._happened.activated += 1
         self._say(f"{node.name} is activated")
         node.wanted = True
         if node.there and not node.running:
@@ -373,7 +369,7 @@ class CapacitySimulation:
         self._pay(node)
 
     def _stand_by(self, node: Node) -> None:
-        self._happened["stood_by"] += 1
+        self._happened.stood_by += 1
         self._say(f"{node.name} is on standby")
         node.wanted = False
         if node.sampler is not None:
@@ -475,12 +471,9 @@ class CapacitySimulation:
             active=fmean(moment.active for moment in moments),
             there=fmean(moment.there for moment in moments),
             broadcast_s=fmean(carried) if carried else 0.0,
-            happened=Happened(
+            happened=replace(
+                self._happened,
                 joins=self.weights.traffic.joins,
-                left=self._happened["left"],
-                vanished=self._happened["vanished"],
-                activated=self._happened["activated"],
-                stood_by=self._happened["stood_by"],
                 rollouts_lost=counts.lost,
                 rollouts_failed=counts.failed,
             ),

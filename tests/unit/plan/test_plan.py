@@ -12,7 +12,7 @@ from rich.console import Console
 
 from swarm.pay.delivery import sustained
 from swarm.pay.fleet import Dissemination, Worker
-from swarm.plan.plan import NoFeasibleSet, StalenessSetting, disseminate_in, plan_for, references_of, settings_of
+from swarm.plan.plan import NoFeasibleSet, demands_of, disseminate_in, plan_for, references_of
 from swarm.plan.scenario import Scenario, online_of
 from swarm.report.plans import plan_view
 from swarm.settings_file import load_file
@@ -69,17 +69,16 @@ def test_versions_that_are_skipped_make_others_older_and_move_no_bytes() -> None
 def test_settings_are_every_period_that_a_bound_allows_or_that_of_the_paper(
     staleness: dict[str, Any], found: list[tuple[int, int]]
 ) -> None:
-    settings = settings_of(scenario(staleness=staleness))
-    assert [(one.max_staleness, one.publish_every_steps) for one in settings] == found
-    assert len(settings_of(scenario(staleness={"S": (1024,)}))) == 16
+    demands = demands_of(scenario(staleness=staleness))
+    assert [(one.max_staleness, one.publish_every_steps) for one in demands] == found
+    assert len(demands_of(scenario(staleness={"S": (1024,)}))) == 16
 
 
 def test_the_cost_of_a_step_is_the_sum_of_its_parts() -> None:
     one = scenario(learner={"egress_usd_per_gb": 0.09}, staleness={"S": (6,)})
     found = plan_for(one)
-    setting = StalenessSetting(max_staleness=found.max_staleness, publish_every_steps=found.publish_every_steps)
     chosen = [worker for worker in online_of(LAB, random=None) if worker.name in found.active]
-    delivery = disseminate_in(one, setting)(chosen)
+    delivery = disseminate_in(one, found.publish_every_steps)(chosen)
     per_version = sum(
         (down * worker.down_cost_per_gb + up * worker.up_cost_per_gb) / 1e9
         for worker, down, up in zip(chosen, delivery.down_bytes, delivery.up_bytes, strict=True)
