@@ -122,6 +122,11 @@ class Demand:
         """Seconds from one version to the next if the learner never waits."""
         return self.publish_every_steps * self.train_step_s
 
+    @property
+    def max_latency_s(self) -> float:
+        """(S + 1 - kappa) T: what a version's way to a sampler and a generation may take together."""
+        return (self.max_staleness + 1 - self.publish_every_steps) * self.train_step_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dissemination:

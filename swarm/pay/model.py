@@ -41,33 +41,16 @@ class Prediction:
     binds: Binds
 
 
-def slack_s(*, publish_every_steps: int, max_staleness: int, train_step_s: float, latency_s: float) -> float:
-    """Return (S + 1 - kappa) T - latency: the time to make a batch of a version whose first rollouts came so late."""
-    _check(publish_every_steps=publish_every_steps, train_step_s=train_step_s)
-    _check_least_zero(max_staleness=max_staleness, latency_s=latency_s)
-    return (max_staleness + 1 - publish_every_steps) * train_step_s - latency_s
-
-
-def fresh_every_steps(*, publish_every_steps: int, max_staleness: int) -> int:
-    """Return kappa ceil((S + 2 - kappa) / kappa): steps from one batch that needs a new version to the next one."""
-    return math.ceil((max_staleness + 2 - publish_every_steps) / publish_every_steps) * publish_every_steps
-
-
 def shortfall(demand: Demand, *, broadcast_s: float, generation_s: float) -> str | None:
     """Return None if at some rate the learner never waits, else the inequality that fails and by how much."""
     check_demand(demand)
-    left_s = slack_s(
-        publish_every_steps=demand.publish_every_steps,
-        max_staleness=demand.max_staleness,
-        train_step_s=demand.train_step_s,
-        latency_s=_check_least_zero(broadcast_s=broadcast_s) + _check_least_zero(generation_s=generation_s),
-    )
+    _check_least_zero(broadcast_s=broadcast_s, generation_s=generation_s)
+    left_s = demand.max_latency_s - (broadcast_s + generation_s)
     if left_s > 0:
         return None
-    within_s = left_s + broadcast_s + generation_s
     return (
         f"broadcast_s + generation_s < (max_staleness + 1 - publish_every_steps) * train_step_s fails: "
-        f"{broadcast_s:g} + {generation_s:g} is not below {within_s:g}, by {-left_s:g} s"
+        f"{broadcast_s:g} + {generation_s:g} is not below {demand.max_latency_s:g}, by {-left_s:g} s"
     )
 
 
@@ -79,8 +62,9 @@ def predict(demand: Demand, workers: Sequence[Worker], install_s: Sequence[float
     if not workers:
         return Prediction(idle_share=1.0, step_s=math.inf, binds="rate")
     rate = math.fsum(worker.rollouts_per_s for worker in workers)
-    steps = fresh_every_steps(publish_every_steps=demand.publish_every_steps, max_staleness=demand.max_staleness)
-    others = steps - (demand.max_staleness + 2 - demand.publish_every_steps)
+    period, fresh_steps = demand.publish_every_steps, demand.max_staleness + 2 - demand.publish_every_steps
+    steps = math.ceil(fresh_steps / period) * period  # From one batch that needs a new version to the next one
+    others = steps - fresh_steps
     work_s, filled_s = demand.rollouts_per_step / rate, fill_s(demand, workers, install_s)
     fresh_s = (demand.train_step_s * (1 + others) + filled_s) / steps
     step_s = max(demand.train_step_s, work_s, fresh_s)
@@ -188,8 +172,7 @@ def _check(**values: float) -> None:
             raise ValueError(f"{name} is {value:g}, it must be positive and finite")
 
 
-def _check_least_zero(**values: float) -> float:
+def _check_least_zero(**values: float) -> None:
     for name, value in values.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value:g}, it must be finite and not negative")
-    return value

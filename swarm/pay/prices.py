@@ -40,8 +40,7 @@ class PricedOffer:
 def usable_share(demand: Demand, *, install_s: float, place_s: float) -> float:
     """Return the share of a step whose rollouts are still trained on: ((S + 1 - kappa) T - L) / T, clamped to 0 and 1.
     The latency L is the sampler's install time plus GENERATION_PART of the time that one place takes."""
-    latency_s = install_s + GENERATION_PART * place_s
-    slack_s = (demand.max_staleness + 1 - demand.publish_every_steps) * demand.train_step_s - latency_s
+    slack_s = demand.max_latency_s - (install_s + GENERATION_PART * place_s)
     return min(1.0, max(0.0, slack_s / demand.train_step_s))
 
 

@@ -244,7 +244,7 @@ def _slow_version(status: Mapping[str, Any]) -> str:
 
 def _no_room(status: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
     """A place's time for a completion and a version's way, and what the bound leaves for both (pay/model.py,
-    slack_s); "" where both fit."""
+    shortfall); "" where both fit."""
     inputs, bound = part(capacity, "inputs"), number(status, "max_staleness")
     workers = [worker for worker in members(inputs, "by_node") if number(worker, "rollouts_per_s")]
     if not (rate := sum(number(worker, "rollouts_per_s") for worker in workers)):

@@ -28,10 +28,10 @@ from swarm.gossip.records import GossipRules
 from swarm.pay.activation import LATE_PERIODS, Activation, gather_s
 from swarm.pay.delivery import sustained
 from swarm.pay.estimator import Estimator, StartValues
-from swarm.pay.fleet import Terms, Worker
+from swarm.pay.fleet import Demand, Terms, Worker
 from swarm.pay.prices import HOUR_S
 from swarm.pay.selection import Rules
-from swarm.plan.scenario import Departure, Scenario, deltas_to, demand_of, lengths_of
+from swarm.plan.scenario import Departure, Scenario, deltas_to, demand_of
 from swarm.plan.simulate.desk import BEAT_S, Desk
 from swarm.plan.simulate.downloads import Weights
 from swarm.plan.simulate.learner import SimulatedLearner, figures_between, tally_of, warmup_steps
@@ -66,20 +66,16 @@ class Choice:
     """Decides which samplers are active. A node reports its rate and links when it joins; a machine for rent is known
     by its market data. Figures of the scenario stand in until they are observed."""
 
-    def __init__(self, scenario: Scenario, settings: Settings, rules: Rules) -> None:
-        self._scenario = scenario
-        self._settings = settings
-        self._estimator = Estimator(
-            StartValues(train_step_s=scenario.learner.train_step_s, lengths=lengths_of(scenario))
-        )
+    def __init__(self, scenario: Scenario, demand: Demand, rules: Rules) -> None:
+        self._demand = demand
+        self._estimator = Estimator(StartValues(train_step_s=demand.train_step_s, lengths=demand.lengths))
         self._activation = Activation(rules)
         self._everybody = rules.activate == "all" and rules.budget_per_hour is None
         self._changed = True
         self._gone: set[str] = set()
         self._came = 0
         self.deltas_to = lru_cache(maxsize=16)(partial(deltas_to, scenario))
-        period_s = settings.publish_every_steps * scenario.learner.train_step_s
-        self._sustained = sustained(self.deltas_to(settings.publish_every_steps), period_s=period_s)
+        self._sustained = sustained(self.deltas_to(demand.publish_every_steps), period_s=demand.period_s)
 
     def joined(self, worker: Worker, *, now: float) -> None:
         """The learner has learned of a node or of an offer."""
@@ -116,13 +112,12 @@ class Choice:
             return [], []  # The activation would ask the model even so, which takes long.
         self._changed = False
         self._gone, self._came = set(), 0
-        settings, learner = self._settings, self._scenario.learner
         demand = self._estimator.demand(
-            groups_per_step=learner.rollouts_per_step // learner.group_size,
-            group_size=learner.group_size,
-            publish_every_steps=settings.publish_every_steps,
-            max_staleness=settings.max_staleness,
-            freshness=self._scenario.staleness.freshness,
+            groups_per_step=self._demand.groups_per_step,
+            group_size=self._demand.group_size,
+            publish_every_steps=self._demand.publish_every_steps,
+            max_staleness=self._demand.max_staleness,
+            freshness=self._demand.freshness,
         )
         workers, before = self._estimator.workers(now), self._activation.active
         self._activation.decide(demand, workers, self._sustained, now=now, idle_share=self._estimator.idle_share())
@@ -165,11 +160,11 @@ class CapacitySimulation:
         self._fates = Random(f"fates {seed}")
         self._tell = tell
         self._progress = progress
-        self._choice = Choice(scenario, settings, rules)
         self._happened = Happened()
         self._demand = demand_of(
             scenario, max_staleness=settings.max_staleness, publish_every_steps=settings.publish_every_steps
         )
+        self._choice = Choice(scenario, self._demand, rules)
         self.desk = Desk(self._demand, seed=seed)
         self.occupancy = Occupancy()
         self.nodes = nodes_of(scenario, Random(f"fleet {seed}"))
