@@ -24,10 +24,10 @@ from swarm.broadcast.service import BroadcastService
 from swarm.lead.publication import InstallTracker
 from swarm.node.network import NodeNetwork
 from swarm.pay.activation import LATE_PERIODS, Activation, gather_s
-from swarm.pay.cost import MAX_NODES, CostBook, CostFigures
+from swarm.pay.cost import CostBook, CostFigures
 from swarm.pay.delivery import disseminate_by, measured_first, sustained
 from swarm.pay.estimator import Estimator, StartValues
-from swarm.pay.fleet import Disseminate, Terms
+from swarm.pay.fleet import MAX_NODES, Disseminate, Terms
 from swarm.pay.selection import Rules
 from swarm.rollout.api import RolloutService
 from swarm.rollout.journal.entries import BoundSet

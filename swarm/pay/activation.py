@@ -21,7 +21,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from swarm.pay.fleet import Demand, Disseminate, Worker
+from swarm.pay.fleet import MAX_NODES, Demand, Disseminate, Worker
 from swarm.pay.prices import fault_of
 from swarm.pay.selection import Rules, Search, Selection
 
@@ -64,7 +64,6 @@ never comes."""
 PROBES = 2  # Samplers of unknown rate that are tried at a time, if PROBE_PART of the active ones is not more
 PROBE_PART = 0.1
 PROBE_S = 1800.0  # How long one is tried: enough for a cold start of ten minutes and a slow card's longest completion
-MAX_NODES = 4096  # Samplers in one decision; the bound of the estimator's table
 NOTHING_KNOWN = "nothing is known yet: everybody is tried"
 TRIED = "your rate is not known yet: it is being measured"
 PROVES = "no node of your class has been measured yet, so yours is tried"

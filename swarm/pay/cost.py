@@ -10,12 +10,8 @@ import math
 from dataclasses import dataclass, fields
 
 from swarm.pay.estimator import class_among
-from swarm.pay.fleet import GB, Terms
+from swarm.pay.fleet import GB, MAX_NODES, Terms
 from swarm.pay.prices import HOUR_S
-
-MAX_NODES = 4096
-"""Accounts open at a time, as many as known samplers. Accounts of departed samplers are closed first, the oldest first;
-the sums of their class keep them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -196,7 +192,7 @@ class CostBook:
         return account.sums, self._classes[account.device_class]
 
     def _make_room(self) -> None:
-        """If the book is full, close the account of the sampler that left first."""
+        """If the book is full, close the account of the sampler that left first. The sums of its class keep it."""
         if len(self._accounts) >= MAX_NODES:
             assert self._left, "more samplers are there than the estimator takes"
             oldest = next(iter(self._left))

@@ -20,13 +20,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median, median_low
 
-from swarm.pay.fleet import Demand, Lengths, Terms, Worker
+from swarm.pay.fleet import MAX_NODES, Demand, Lengths, Terms, Worker
 from swarm.pay.prices import HOUR_S
 from swarm.types import Freshness
 
 MAX_CLASSES = 256  # Device classes told apart; nodes name their own, so any further class counts as OTHER
 OTHER = "other"
-MAX_NODES = 4096  # Samplers that are remembered, as many as in the table of leases
 
 CLAIMS = 9  # Beats whose claims are remembered: four may be nonsense
 CLASS_WINDOW = 33  # Starts of a class that are remembered, and rates of its samplers that left

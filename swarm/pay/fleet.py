@@ -14,6 +14,7 @@ from typing import NamedTuple
 from swarm.types import Freshness
 
 MAX_LENGTHS = 64  # Equally likely lengths that represent a distribution; they still include its 99th percentile
+MAX_NODES = 4096  # Samplers known at a time, as many as in the table of leases
 GB = 1e9
 
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from swarm.pay.cost import MAX_NODES, CostBook
+from swarm.pay.cost import CostBook
 from swarm.pay.estimator import MAX_CLASSES, OTHER
-from swarm.pay.fleet import Terms
+from swarm.pay.fleet import MAX_NODES, Terms
 
 HOUR_S = 3600.0
 

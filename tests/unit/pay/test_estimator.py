@@ -9,14 +9,13 @@ import pytest
 from swarm.pay.estimator import (
     JUDGED_S,
     MAX_CLASSES,
-    MAX_NODES,
     OTHER,
     PROVEN_ROLLOUTS,
     Estimator,
     SamplerSeen,
     StartValues,
 )
-from swarm.pay.fleet import Demand, Lengths, Terms, Worker
+from swarm.pay.fleet import MAX_NODES, Demand, Lengths, Terms, Worker
 
 HOUR_S = 3600.0
 
