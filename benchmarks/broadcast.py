@@ -13,7 +13,7 @@ median peer has received that fraction. A peer that is killed or stalled both wa
 Schemes: relay is what a swarm does by itself; mesh, chain, tree (each feeds two), forest and star are the same nodes
 told what to do. bare is the limit: processes that send as many bytes over the same links as a mesh does, in TLS streams
 of threads, and do nothing else. Each scheme of each repeat has fresh namespaces and processes. A peer is `echo-node
-join --role relay`, over TLS unless --no-tls; what it holds at the end is compared with what was published. All links
+join --role relay`, over TLS; what it holds at the end is compared with what was published. All links
 are up before the clock starts, but those of a forest, which gets its plan with its first version: --second measures the
 one after.
 
@@ -59,6 +59,7 @@ from benchmarks.links import (
     TransferFailed,
     bound_s,
     check_faults,
+    check_namespaces,
     equal_profile,
     figures_of,
     medians,
@@ -69,7 +70,7 @@ from benchmarks.links import (
     survivors,
 )
 from tests.integration.processes import Node, fetch_status
-from tests.netns.hosts import Hosts, NetnsError, unusable
+from tests.netns.hosts import Hosts, NetnsError
 
 BARE = "bare"
 SCHEMES = ("relay", "mesh", "chain", "tree", "forest", "star", BARE)
@@ -103,12 +104,10 @@ class Published:
     encoded_bytes: int
 
 
-def transfer(
-    scheme: str, profile: Profile, faults: list[Fault], payload: Payload, directory: Path, *, tls: bool | None
-) -> Transfer:
+def transfer(scheme: str, profile: Profile, faults: list[Fault], payload: Payload, directory: Path) -> Transfer:
     """One transfer of the version that is measured. `began_s` is when it was announced, encoded before."""
     with shaped(profile) as network:
-        nodes = Nodes(network, directory, scheme, payload, tls)
+        nodes = Nodes(network, directory, scheme, payload)
         nodes.wait_until_linked(profile)
         if payload.is_second:
             base = nodes.publish(payload)
@@ -174,9 +173,8 @@ def bare_transfer(profile: Profile, nbytes: int, directory: Path) -> Transfer:
 
 
 class Nodes:
-    def __init__(self, network: Hosts, directory: Path, scheme: str, payload: Payload, tls: bool | None) -> None:
+    def __init__(self, network: Hosts, directory: Path, scheme: str, payload: Payload) -> None:
         self._network = network
-        self._tls = [] if tls is None else ["--tls" if tls else "--no-tls"]
         self._directory = directory
         self.learner = self._lead(scheme, payload)
         listening = self.learner.expect("listening")
@@ -187,7 +185,7 @@ class Nodes:
     def _lead(self, scheme: str, payload: Payload) -> Speaker:
         host = self._network.host(LEARNER)
         arguments = ["--directory", str(self._directory / "learner"), "--host", host.address, "--scheme", scheme]
-        arguments += ["--size-bytes", str(payload.nbytes), *self._tls]
+        arguments += ["--size-bytes", str(payload.nbytes)]
         if payload.delta_lr is not None:
             arguments += ["--delta", repr(payload.delta_lr)]
         return Speaker(host, "benchmarks.broadcast_learner", *arguments, log=self._directory / "learner.log")
@@ -196,7 +194,7 @@ class Nodes:
         state = str(self._directory / f"peer-{number}")
         arguments = ["join", "--role", "relay", "--bootstrap", join, "--state-dir", state, "--host", "0.0.0.0"]
         place = self._network.host(number).command([])
-        return Node(self._directory, f"peer-{number}-log", *arguments, "--lan", *self._tls, place=place)
+        return Node(self._directory, f"peer-{number}-log", *arguments, "--lan", place=place)
 
     def status(self, number: int) -> dict[str, Any] | None:
         try:
@@ -316,7 +314,7 @@ def measure(options: argparse.Namespace, profile: Profile, faults: list[Fault], 
                 if scheme == BARE:
                     done = bare_transfer(profile, payload.nbytes, own)
                 else:
-                    done = transfer(scheme, profile, faults, payload, own, tls=options.tls)
+                    done = transfer(scheme, profile, faults, payload, own)
                 runs[scheme].append(figures_of(done, profile, faults))
             except (TransferFailed, NetnsError) as error:
                 errors[scheme] = str(error)
@@ -337,15 +335,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--second", action="store_true", help="measure the second version, as --delta does")
     parser.add_argument("--kill", action="append", default=[], metavar="HOST@FRACTION")
     parser.add_argument("--stall", action="append", default=[], metavar="HOST@FRACTION[:up]", help="to 1 Mbit/s")
-    parser.add_argument("--tls", action=argparse.BooleanOptionalAction, default=None, help="default: as shipped, on")
     parser.add_argument("--work-dir", type=Path, help="keeps logs and files. Default: one that is removed")
     return parser.parse_args()
 
 
 def main() -> int:
     options = parse()
-    # Asked to end, it first ends what it started.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         equal = equal_profile(options.peers, options.up_mbit, options.down_mbit)
         profile = equal if options.profile is None else read_profile(options.profile)
@@ -354,8 +349,7 @@ def main() -> int:
         check_faults(profile, faults)
     except BadProfile as error:
         sys.exit(f"benchmarks.broadcast: {error}")
-    if why := unusable():
-        sys.exit(f"benchmarks.broadcast: {why}")
+    check_namespaces("broadcast")
     try:
         with tempfile.TemporaryDirectory(prefix="broadcast-") as scratch:
             found = measure(options, profile, faults, options.work_dir or Path(scratch))

@@ -67,9 +67,7 @@ class Broadcaster:
 
 
 async def lead(options: argparse.Namespace) -> None:
-    settings = LeadConfig(
-        host=options.host, port=options.port, tls=options.tls, lan=True, max_upload=options.max_upload
-    )
+    settings = LeadConfig(host=options.host, port=options.port, lan=True, max_upload=options.max_upload)
     broadcaster = Broadcaster(options.directory, settings, None if options.scheme == "relay" else options.scheme)
     staging, step = options.directory / "staging.bin", 0
     async with broadcaster.serving(layout_of(options.size_bytes)):
@@ -111,7 +109,6 @@ def main() -> None:
     parser.add_argument("--size-bytes", type=int, required=True)
     parser.add_argument("--delta", type=float, default=None, help="learning rate of the step from version 0 to 1")
     parser.add_argument("--max-upload", type=float, metavar="MBIT", help="as of echo-node lead")
-    parser.add_argument("--tls", action=argparse.BooleanOptionalAction, default=None)
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     uvloop.run(lead(options))

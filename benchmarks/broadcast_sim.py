@@ -18,17 +18,16 @@ deaths but those asked for, and a kill is noticed at once, as the kernel of a ki
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from benchmarks import Figures
+from benchmarks import Figures, listed, parser_of, said
 from benchmarks.links import (
     BYTES_PER_MBIT,
     LEARNER,
@@ -53,6 +52,7 @@ MIB = 1 << 20
 
 LEARNER_MBIT, LEAF_SHARE = 100.0, 0.7
 
+SEED = 1
 DETECT_S = 3.0
 
 PROBE_S = 0.02
@@ -75,13 +75,12 @@ class Case:
     detect_s: float
     scheme: str | None = None
     not_for: frozenset[NodeId] = frozenset()
-    seed: int = 1
 
 
 def run(case: Case, befall: Callable[[BroadcastSwarm, Random], None]) -> Figures:
     """Simulate it; `befall` schedules what goes wrong."""
     began = time.process_time()
-    draw = Random(f"{case.name} {case.seed}")
+    draw = Random(f"{case.name} {SEED}")
     world = World(draw)
     swarm = BroadcastSwarm(
         world,
@@ -105,7 +104,6 @@ def run(case: Case, befall: Callable[[BroadcastSwarm, Random], None]) -> Figures
         "live_peers": len(waited),
         "size_bytes": case.size_bytes,
         "chunk_bytes": swarm.chunk_bytes,
-        "seed": case.seed,
         "last_peer_s": last_s,
         "first_peer_s": times[0] if times else None,
         "half_of_peers_s": times[len(times) // 2] if times else None,
@@ -122,28 +120,26 @@ def run(case: Case, befall: Callable[[BroadcastSwarm, Random], None]) -> Figures
 # -- many peers ----------------------------------------------------------------------------------------------------
 
 
-def random_case(options: argparse.Namespace, peers: int, scheme: str, seed: int) -> Case:
+def random_case(options: argparse.Namespace, peers: int, scheme: str) -> Case:
     """The swarm that the targets speak of."""
-    draw = Random(f"hosts {peers} {seed}")
+    draw = Random(f"hosts {peers} {SEED}")
     leaves = round(LEAF_SHARE * peers)
     public = [False] * leaves + [True] * (peers - leaves)
     draw.shuffle(public)
     hosts = [_host(number, draw_uplink(draw), one) for number, one in enumerate(public)]
     learner = _host_of("learner", LEARNER_MBIT * BYTES_PER_MBIT, math.inf, True)
     size_bytes = round(options.size_mib * MIB)
-    believed = [replace(h, believed_up=h.up_bytes_per_s * draw.lognormvariate(0, options.error)) for h in hosts]
     slowest = min(host.down_bytes_per_s for host in hosts)
     rate = bound_bytes_per_s(learner.up_bytes_per_s, [host.profile for host in hosts], slowest_downlink=slowest)
     return Case(
         name=f"{peers} peers",
         learner=learner,
-        peers=believed,
+        peers=hosts,
         size_bytes=size_bytes,
         shape=NetworkShape(latency_s=options.latency, loss_share=options.loss, overhead=PACKET_OVERHEAD),
         bound_s=size_bytes / rate,
         detect_s=DETECT_S,
         scheme=None if scheme == "relay" else scheme_named(scheme),
-        seed=seed,
     )
 
 
@@ -169,7 +165,7 @@ def deaths(share: float, bound_s: float) -> Callable[[BroadcastSwarm, Random], N
 # -- a profile -----------------------------------------------------------------------------------------------------
 
 
-def profile_case(options: argparse.Namespace, profile: Profile, faults: list[Fault], scheme: str, seed: int) -> Case:
+def profile_case(options: argparse.Namespace, profile: Profile, faults: list[Fault], scheme: str) -> Case:
     """The same hosts as in the namespaces."""
     hosts = {
         number: _host_of(
@@ -188,7 +184,6 @@ def profile_case(options: argparse.Namespace, profile: Profile, faults: list[Fau
         detect_s=0.0,
         scheme=None if scheme == "relay" else scheme_named(scheme),
         not_for=frozenset(hosts[fault.host].node for fault in faults if fault.kind == "stall"),
-        seed=seed,
     )
 
 
@@ -228,43 +223,34 @@ def scheme_named(text: str) -> str:
 def rows_of(options: argparse.Namespace) -> list[Figures]:
     """Runs what is asked for, printing each row as it comes."""
     rows = []
-    turns = [(scheme, seed) for scheme in options.schemes.split(",") for seed in range(1, options.seeds + 1)]
     if options.profile is None:
-        for peers in map(int, options.peers.split(",")):
-            for scheme, seed in turns:
-                case = random_case(options, peers, scheme, seed)
-                rows.append(_said(run(case, deaths(options.dying, case.bound_s))))
+        for peers in options.peers:
+            for scheme in options.schemes:
+                case = random_case(options, peers, scheme)
+                rows.append(said(run(case, deaths(options.dying, case.bound_s))))
         return rows
     profile = read_profile(options.profile)
     faults = [read_fault("kill", text, profile) for text in options.kill]
     faults += [read_fault("stall", text, profile) for text in options.stall]
     check_faults(profile, faults)
-    for scheme, seed in turns:
-        rows.append(_said(run(profile_case(options, profile, faults, scheme, seed), befalls(faults))))
+    for scheme in options.schemes:
+        rows.append(said(run(profile_case(options, profile, faults, scheme), befalls(faults))))
     return rows
 
 
-def _said(row: Figures) -> Figures:
-    print(json.dumps(row), flush=True)
-    return row
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bin/python -m benchmarks.broadcast_sim", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--peers", default="10,100,1000", help="how many, several with commas")
+    parser = parser_of(__doc__)
+    parser.add_argument("--peers", type=listed(int), default=[10, 100, 1000], help="how many, several with commas")
     parser.add_argument("--size-mib", type=float, default=128.0, help="encoded size of the version")
     parser.add_argument("--latency", type=float, default=0.05, help="seconds one way")
     parser.add_argument("--loss", type=float, default=0.01, help="share of packets")
     parser.add_argument("--dying", type=float, default=0.05, help="share of peers that die")
-    parser.add_argument("--error", type=float, default=0.0, help="sigma of what the planner believes of log uplinks")
-    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--profile", type=Path, help="TOML file of hosts: no latency, loss or deaths")
-    parser.add_argument("--schemes", default="relay", help="relay (the planner's choice), mesh, forest, ...")
+    parser.add_argument(
+        "--schemes", type=listed(str), default=["relay"], help="relay (the planner's choice), mesh, forest, ..."
+    )
     parser.add_argument("--kill", action="append", default=[], metavar="HOST@FRACTION")
     parser.add_argument("--stall", action="append", default=[], metavar="HOST@FRACTION[:up]")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(arguments)
     try:
         rows = rows_of(options)
@@ -272,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps({"rows": rows}))
+        said({"rows": rows})
     return 0 if all(row["ratio"] is not None for row in rows) else 1
 
 

@@ -1,19 +1,17 @@
 """The learner's idle share: predicted by swarm.pay.model against simulated with the real rollout plane.
 
 bin/python -m benchmarks.capacity --json
-bin/python -m benchmarks.capacity --staleness 2 --broadcast 0.3,1 --steps 100
 bin/python -m benchmarks.capacity --real --json      nine points of a real swarm instead, see capacity_real.py
 
 A grid of max_staleness, broadcast_s / train_step_s and the fleet's rate over the least that the model thinks is enough
 (idle 2 %) for its kind of fleet. Where no rate is enough the rate is over R / train_step_s, and the row says so. A cell
-simulates `--steps` steps after a warm-up of WARMUP_STEPS. KINDS of fleet take turns, so that each
-meets every bound and most broadcasts; a version takes `broadcast` to the last of its workers. The error of a cell is
-predicted minus simulated, in percentage points. Exit status 1 if the mean of their sizes is above 2 points.
+simulates STEPS steps after a warm-up of WARMUP_STEPS. KINDS of fleet take turns, so that each meets every bound and
+most broadcasts; a version takes `broadcast_steps` to the last of its workers. The error of a cell is predicted minus
+simulated, in percentage points. Exit status 1 if the mean of their sizes is above 2 points.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
@@ -21,17 +19,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import get_args
 
-from benchmarks import Figures, listed, parser_of, said, table_head, table_row
+from benchmarks import Figures, parser_of, said
 from benchmarks.learning_swarm import RunFailed
 from swarm.pay.fleet import Demand, Lengths, Worker
 from swarm.pay.model import NEARLY_BUSY, predict
 from swarm.plan.simulate.fixed import run_fixed
-from swarm.types import Freshness
 
 TRAIN_STEP_S = 60.0
 LENGTHS = Lengths.lognormal(median=1800, sigma=1.0, cap=8192)
+STALENESS, BROADCAST_STEPS = (1, 2, 3, 6), (0.05, 0.3, 0.6, 1.0, 1.5, 2.0)
+RATIOS = (0.7, 0.85, 1.0, 1.15, 1.3, 1.5)  # Of the least rate
+STEPS = 40
 WARMUP_STEPS = 20  # Of a fleet whose places are all empty at the start
 MEAN_POINTS = 2.0  # Most that the mean error may be
 
@@ -47,7 +46,7 @@ class Kind:
     group_size: int
     nth: Callable[[int], Delayed]
 
-    def demand(self, max_staleness: int, freshness: Freshness = "adaptive") -> Demand:
+    def demand(self, max_staleness: int) -> Demand:
         return Demand(
             train_step_s=TRAIN_STEP_S,
             groups_per_step=self.groups_per_step,
@@ -55,7 +54,6 @@ class Kind:
             publish_every_steps=1,
             max_staleness=max_staleness,
             lengths=LENGTHS,
-            freshness=freshness,
         )
 
     def fleet(self, rollouts_per_s: float, broadcast_s: float) -> tuple[list[Worker], list[float]]:
@@ -112,17 +110,15 @@ def unit_of(demand: Demand, fleet: Callable[[float], tuple[list[Worker], list[fl
     return "least", high
 
 
-def cells(
-    kind: Kind, max_staleness: int, broadcast: float, ratios: Sequence[float], *, freshness: Freshness, steps: int
-) -> Iterator[Figures]:
-    demand, broadcast_s = kind.demand(max_staleness, freshness), broadcast * TRAIN_STEP_S
+def cells(kind: Kind, max_staleness: int, broadcast: float) -> Iterator[Figures]:
+    demand, broadcast_s = kind.demand(max_staleness), broadcast * TRAIN_STEP_S
     unit, rate = unit_of(demand, lambda rate: kind.fleet(rate, broadcast_s))
-    for ratio in ratios:
+    for ratio in RATIOS:
         workers, install_s = kind.fleet(ratio * rate, broadcast_s)
         began = time.process_time()
         told = predict(demand, workers, install_s)
         predict_s = time.process_time() - began
-        found = run_fixed(demand, workers, install_s, steps=steps, warmup_steps=WARMUP_STEPS, seed=1)
+        found = run_fixed(demand, workers, install_s, steps=STEPS, warmup_steps=WARMUP_STEPS, seed=1)
         yield {
             "kind": kind.name,
             "max_staleness": max_staleness,
@@ -139,46 +135,13 @@ def cells(
         }
 
 
-HEADER = [
-    "fleet",
-    "S",
-    "T_bcast / T",
-    "unit",
-    "rate / unit",
-    "workers",
-    "predicted idle",
-    "simulated",
-    "error",
-    "binds",
-]
+def grid() -> Iterator[Figures]:
+    for i, max_staleness in enumerate(STALENESS):
+        for j, broadcast in enumerate(BROADCAST_STEPS):
+            yield from cells(KINDS[(i + j) % len(KINDS)], max_staleness, broadcast)
 
 
-def line(cell: Figures) -> str:
-    return table_row(
-        [
-            cell["kind"],
-            cell["max_staleness"],
-            f"{cell['broadcast_steps']:g}",
-            f"{cell['unit']} {cell['unit_rollouts_per_s']:.2f}/s",
-            f"{cell['ratio']:.2f}",
-            cell["workers"],
-            f"{100 * cell['predicted_idle']:.1f}",
-            f"{100 * cell['simulated_idle']:.1f}",
-            f"{cell['error_points']:+.1f}",
-            cell["binds"],
-        ]
-    )
-
-
-def grid(options: argparse.Namespace) -> Iterator[Figures]:
-    for i, max_staleness in enumerate(options.staleness):
-        for j, broadcast in enumerate(options.broadcast):
-            kind = KINDS[(i + j) % len(KINDS)]
-            how = {"freshness": options.freshness, "steps": options.steps}
-            yield from cells(kind, max_staleness, broadcast, options.ratios, **how)
-
-
-def summary(found: Sequence[Figures]) -> Figures:
+def summary(found: list[Figures]) -> Figures:
     points = sorted(abs(cell["error_points"]) for cell in found)
     return {
         "mean_abs_error_points": statistics.fmean(points),
@@ -188,27 +151,14 @@ def summary(found: Sequence[Figures]) -> Figures:
         "met": statistics.fmean(points) <= MEAN_POINTS,
         "without_least_rate": sum(cell["unit"] == "R/T" for cell in found),
         "longest_prediction_s": max(cell["predict_s"] for cell in found),
-        "cells": list(found),
+        "cells": found,
     }
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of((__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=40, help="learner steps that are simulated for each cell")
-    parser.add_argument("--staleness", type=listed(int), default=[1, 2, 3, 6], help="bounds, 1,2,3,6")
-    parser.add_argument("--broadcast", type=listed(float), default=[0.05, 0.3, 0.6, 1.0, 1.5, 2.0], help="in steps")
-    ratios = [0.7, 0.85, 1.0, 1.15, 1.3, 1.5]
-    parser.add_argument("--ratios", type=listed(float), default=ratios, help="of the least rate")
-    parser.add_argument("--freshness", choices=get_args(Freshness), default="adaptive", help="as the setting of lead")
-    parser.add_argument("--real", action="store_true", help="nine points against real processes instead, 12 minutes")
-    options = parser.parse_args(arguments)
-    if min(options.steps, *options.ratios) <= 0 or min(*options.broadcast, *options.staleness, 0) < 0:
-        parser.error("steps and ratios are positive, broadcasts and bounds are not negative")
-    return options
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    options, began, found = _parse(arguments), time.process_time(), list[Figures]()
+    parser = parser_of((__doc__ or "").splitlines()[0])
+    parser.add_argument("--real", action="store_true", help="nine points against real processes instead, 12 minutes")
+    options, began = parser.parse_args(arguments), time.process_time()
     if options.real:
         # Here, since the simulated grid needs no torch.
         from benchmarks import capacity_real
@@ -220,17 +170,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         met = whole["real_met"]
     else:
-        print(table_head(HEADER))
-        for cell in grid(options):
-            found.append(cell)
-            print(line(cell), flush=True)
-        whole = summary(found)
+        whole = summary([said(cell) for cell in grid()])
         met = whole["met"]
         names = ("mean", "median", "p90", "max")
         errors = ", ".join(f"{name} {whole[f'{name}_abs_error_points']:.2f}" for name in names)
         print(
-            f"{len(found)} cells ({whole['without_least_rate']} where no rate is enough): error in points {errors}; "
-            f"mean at most {MEAN_POINTS:g}: {'met' if met else 'missed'}; {time.process_time() - began:.0f} CPU-s"
+            f"{len(whole['cells'])} cells ({whole['without_least_rate']} where no rate is enough): "
+            f"error in points {errors}; mean at most {MEAN_POINTS:g}: "
+            f"{'met' if met else 'missed'}; {time.process_time() - began:.0f} CPU-s"
         )
     if options.json:
         said(whole)

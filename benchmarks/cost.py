@@ -1,7 +1,7 @@
 """What a step costs in the scenarios of examples/, as planned and simulated, against two centralised baselines.
 
 bin/python -m benchmarks.cost --json
-bin/python -m benchmarks.cost --scenarios lab-4b --hours 4
+bin/python -m benchmarks.cost --scenarios lab-4b
 
 Without --scenarios, those with bf16 weights: lab-4b, volunteers-8b, internet-32b. The scenarios named -fp8 have the
 rates of rounded weights, which no GPU has drawn with in echo-node, and internet-32b-fp8 those of fp8 caches, which it
@@ -42,13 +42,13 @@ MAX_IDLE = NEARLY_BUSY + 0.01  # Of a simulation: the target of the choice, and 
 HOURS = 14.0  # Virtual: the correlated departures of the files are at noon
 
 
-def measure(scenario: Scenario, *, hours: float, seed: int) -> Figures:
+def measure(scenario: Scenario) -> Figures:
     """A scenario: its plan, and what a simulated swarm gave with the plan's settings. `saving` has the share of each
     baseline's cost that is saved, planned and simulated."""
     plan = planned(scenario, idle_target=NEARLY_BUSY)
-    settings = Settings(hours=hours, max_staleness=plan.max_staleness, publish_every_steps=plan.publish_every_steps)
+    settings = Settings(hours=HOURS, max_staleness=plan.max_staleness, publish_every_steps=plan.publish_every_steps)
     rules = Rules(least_margin=scenario.staleness.safety_margin - 1)
-    found = CapacitySimulation(scenario, settings, seed=seed, rules=rules).run()
+    found = CapacitySimulation(scenario, settings, seed=1, rules=rules).run()
     savings = {one.name: (saving(plan.cost_per_step, one), saving(found.cost_per_step, one)) for one in plan.references}
     return {
         "scenario": plan.scenario,
@@ -67,13 +67,11 @@ def measure(scenario: Scenario, *, hours: float, seed: int) -> Figures:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of((__doc__ or "").splitlines()[0])
     parser.add_argument("--scenarios", type=listed(str), default=NAMES[:3], help=f"of examples/: {', '.join(NAMES)}")
-    parser.add_argument("--hours", type=float, default=HOURS, help="virtual hours")
-    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     began, rows = time.process_time(), list[Figures]()
     for name in options.scenarios:
         scenario = load_file(Scenario, EXAMPLES / f"{name}.toml")
-        rows.append(said(measure(scenario, hours=options.hours, seed=options.seed)))
+        rows.append(said(measure(scenario)))
     met = all(row["met"] for row in rows)
     print(f"targets {'met' if met else 'missed'}; {time.process_time() - began:.0f} CPU-s")
     if options.json:

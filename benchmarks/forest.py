@@ -18,7 +18,6 @@ learner_mb, learner_cpu_s_per_gb   the learner's resident memory after the secon
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import tempfile
 import time
@@ -35,12 +34,13 @@ from benchmarks.links import (
     HostLink,
     Profile,
     TransferFailed,
+    check_namespaces,
     equal_profile,
     figures_of,
     profile_of,
     shaped,
 )
-from tests.netns.hosts import NetnsError, unusable
+from tests.netns.hosts import NetnsError
 
 DOWN_TIMES = 4  # A downlink is so many times the mean uplink, as at home
 KILLED_SHARE = 0.1
@@ -71,7 +71,7 @@ def told(which: str, figures: Figures) -> Figures:
 
 def measure(profile: Profile, payload: Payload, directory: Path) -> Figures:
     with shaped(profile) as network:
-        nodes = Nodes(network, directory, "relay", payload, None)
+        nodes = Nodes(network, directory, "relay", payload)
         nodes.wait_until_linked(profile)
         time.sleep(HEAD_START_S)
         first = told("first", figures_of(measured(nodes, profile, [], payload), profile, []))
@@ -112,10 +112,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
-    # Asked to end, it first ends what it started.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    if why := unusable():
-        sys.exit(f"benchmarks.forest: {why}")
+    check_namespaces("forest")
     payload = Payload(nbytes=round(options.size_mib * MIB) // 2 * 2)
     found: list[Figures] = []
     with tempfile.TemporaryDirectory(prefix="forest-") as scratch:

@@ -14,10 +14,9 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import chain
 
 from benchmarks import Figures, parser_of, said
 from swarm.gossip.records import Appeared, Died, Effect, LeafGone
@@ -304,20 +303,11 @@ def mean(values: Iterable[float]) -> float | None:
     return round(statistics.fmean(found), 2) if found else None
 
 
-def runs_of(plan: Plan, jobs: int) -> Iterator[Measured]:
-    seeds = range(1, plan.seeds + 1)
-    if jobs == 1:
-        yield from map(measure, repeat(plan), seeds)
-        return
-    with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(measure, repeat(plan), seeds)
-
-
-def run(plan: Plan, jobs: int) -> Figures:
+def run(plan: Plan) -> Figures:
     runs: list[Measured] = []
-    for one in runs_of(plan, jobs):
-        runs.append(one)
-        print(f"{plan.nodes} nodes, seed {len(runs)} of {plan.seeds}: {one.wall_s:.0f} s", flush=True)
+    for seed in range(1, plan.seeds + 1):
+        runs.append(measure(plan, seed))
+        print(f"{plan.nodes} nodes, seed {seed} of {plan.seeds}: {runs[-1].wall_s:.0f} s", flush=True)
     return summarize(plan, runs)
 
 
@@ -327,10 +317,9 @@ def main() -> None:
     parser.add_argument("--leaf-share", type=float, default=0.9)
     parser.add_argument("--loss", type=float, default=0.1, help="chance of each message, both ways")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
     options = parser.parse_args()
     plan = Plan(nodes=0, leaf_share=options.leaf_share, loss=options.loss, seeds=options.seeds)
-    rows = [said(run(replace(plan, nodes=nodes), options.jobs)) for nodes in options.nodes or DEFAULT_NODES]
+    rows = [said(run(replace(plan, nodes=nodes))) for nodes in options.nodes or DEFAULT_NODES]
     if options.json and len(rows) > 1:
         said({"sizes": rows})
 

@@ -36,6 +36,7 @@ SYNC_BATCHES = 16
 NODES = 64
 GROUP_SIZES = (8, 16)
 WRITERS = 16
+TIMED_ROLLOUTS = 65_536  # Of the speed, for each size of groups
 POOL = 256  # Rollouts made beforehand, and used in turn: the journal does not look at what is in them
 
 
@@ -170,12 +171,11 @@ async def measure_speed(directory: Path, *, rollouts: int, tokens: int, size: in
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--rollouts", type=int, default=1_000_000, help="rows of the size")
-    parser.add_argument("--timed-rollouts", type=int, default=65_536, help="of the speed, for each size of groups")
     parser.add_argument("--tokens", type=int, default=512)
     options = parser.parse_args()
     for size in GROUP_SIZES:
         with tempfile.TemporaryDirectory() as directory:
-            speed = measure_speed(Path(directory), rollouts=options.timed_rollouts, tokens=options.tokens, size=size)
+            speed = measure_speed(Path(directory), rollouts=TIMED_ROLLOUTS, tokens=options.tokens, size=size)
             said(asyncio.run(speed))
     with tempfile.TemporaryDirectory() as directory:
         said(asyncio.run(measure_size(Path(directory), options.rollouts, GROUP_SIZES[-1])))

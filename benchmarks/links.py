@@ -12,6 +12,7 @@ import json
 import math
 import queue
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,7 +31,7 @@ import msgspec
 import psutil
 
 from benchmarks import Figures
-from tests.netns.hosts import Host, Hosts, hosts
+from tests.netns.hosts import Host, Hosts, hosts, unusable
 
 BYTES_PER_MBIT = 125_000
 MAX_HOSTS = 250  # What tests.netns.hosts can make
@@ -273,6 +274,14 @@ TICK_S = 0.5  # How often bytes and CPU are read: 1 % of a core at 17 hosts
 SETTLE_S = 120.0
 IDLE_CORES = 0.015  # Of each process: what a node takes for its gossip
 EVENT_S = 120.0  # Longest wait for a process to say what it must: 17 interpreters start on two busy cores
+
+
+def check_namespaces(name: str) -> None:
+    """End the benchmark of this name, with one line, where there are no namespaces. Asked to end later, it first ends
+    what it started."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    if why := unusable():
+        sys.exit(f"benchmarks.{name}: {why}")
 
 
 @contextmanager

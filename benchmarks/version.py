@@ -31,11 +31,22 @@ from typing import Any
 import psutil
 
 from benchmarks import parser_of, said
-from benchmarks.links import LEARNER, Profile, Speaker, TransferFailed, bound_s, equal_profile, poll, shaped
+from benchmarks.links import (
+    LEARNER,
+    Profile,
+    Speaker,
+    TransferFailed,
+    bound_s,
+    check_namespaces,
+    equal_profile,
+    poll,
+    shaped,
+)
 from tests.integration.processes import fetch_status
-from tests.netns.hosts import Host, Hosts, unusable
+from tests.netns.hosts import Host, Hosts
 
 MIB = 1 << 20
+UP_MBIT, DOWN_MBIT = 50.0, 100.0
 MAKE_S = 1200.0  # Making the masters, loading the engines, or installing a version: more than any of them takes
 READY_S = 180.0
 STAGES = ("announced_s", "first_chunk_s", "complete_s", "applied_s", "installed_s", "drawn_s")
@@ -47,7 +58,7 @@ class Swarm:
     def __init__(self, network: Hosts, profile: Profile, options: argparse.Namespace, directory: Path) -> None:
         self._host: Host = network.host(LEARNER)
         arguments = ["--directory", str(directory / "learner"), "--host", self._host.address]
-        arguments += ["--size-bytes", str(options.size_mib * MIB), "--lr", repr(options.lr)]
+        arguments += ["--size-bytes", str(options.size_mib * MIB)]
         learner_log = directory / "learner.log"
         self.learner = Speaker(self._host, "benchmarks.version_nodes", "lead", *arguments, log=learner_log)
         listening = self.learner.expect("listening", timeout_s=MAKE_S)
@@ -92,7 +103,7 @@ class Swarm:
 
 
 def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    profile = equal_profile(options.receivers, options.up_mbit, options.down_mbit)
+    profile = equal_profile(options.receivers, UP_MBIT, DOWN_MBIT)
     runs: list[dict[str, Any]] = []
     with shaped(profile) as network:
         swarm = Swarm(network, profile, options, directory)
@@ -111,9 +122,8 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     return {
         "size_mib": options.size_mib,
         "receivers": options.receivers,
-        "lr": options.lr,
         "cores": os.cpu_count(),
-        "links": f"{options.up_mbit:g}/{options.down_mbit:g} Mbit/s",
+        "links": f"{UP_MBIT:g}/{DOWN_MBIT:g} Mbit/s",
         "memcpy_s": round(swarm.memcpy_s, 3),
         "full": runs[0],
         **({"delta": summary(deltas), "deltas": deltas} if deltas else {}),
@@ -162,13 +172,9 @@ def main() -> None:
     parser.add_argument("--size-mib", type=int, default=256, help="of the weights in bf16, about")
     parser.add_argument("--receivers", type=int, default=4)
     parser.add_argument("--deltas", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=1e-6)
-    parser.add_argument("--up-mbit", type=float, default=50)
-    parser.add_argument("--down-mbit", type=float, default=100)
     parser.add_argument("--work-dir", type=Path, help="keep logs and states here")
     options = parser.parse_args()
-    if reason := unusable():
-        sys.exit(f"benchmarks.version: {reason}")
+    check_namespaces("version")
     with tempfile.TemporaryDirectory() as scratch:
         directory = options.work_dir or Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)

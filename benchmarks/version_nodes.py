@@ -34,16 +34,16 @@ from swarm.settings import JoinConfig, LeadConfig
 from swarm.types import SamplingRules, VersionId
 
 HANG_S = 600.0  # Making a gigabyte of random masters on two busy cores takes under two minutes
+LEARNING_RATE = 1e-6
 WARM_STEPS = 12
 """AdamW steps before the first version: its first ones move every weight by the whole learning rate, later ones by a
 quarter, as in a run."""
 
 
 class Make(msgspec.Struct, frozen=True, tag=True):
-    """Make a model of `nbytes` in bf16, and its optimiser at `lr`."""
+    """Make a model of `nbytes` in bf16, and its optimiser."""
 
     nbytes: int
-    lr: float
     directory: str
 
 
@@ -79,7 +79,7 @@ def train() -> None:
         with channel.alive():
             match command:
                 case Make():
-                    masters.append(Masters(command.nbytes, command.lr, Path(command.directory)))
+                    masters.append(Masters(command.nbytes, LEARNING_RATE, Path(command.directory)))
                     for _ in range(WARM_STEPS):
                         masters[0].step()
                     return Made(layout=masters[0].layout, memcpy_s=masters[0].memcpy_s())
@@ -98,7 +98,7 @@ async def lead(options: argparse.Namespace) -> None:
     trainer = Child("trainer", "benchmarks.version_nodes", "train", log=directory / "trainer.log", hang_s=HANG_S)
     await trainer.start()
     try:
-        made = await trainer.call(Make(nbytes=options.size_bytes, lr=options.lr, directory=str(directory)), Made)
+        made = await trainer.call(Make(nbytes=options.size_bytes, directory=str(directory)), Made)
         async with broadcaster.serving(made.layout, memcpy_s=made.memcpy_s):
             step = 0
             while line := await asyncio.to_thread(sys.stdin.readline):
@@ -198,7 +198,6 @@ def main() -> None:
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--host")
     parser.add_argument("--size-bytes", type=int)
-    parser.add_argument("--lr", type=float)
     parser.add_argument("--join")
     options = parser.parse_args()
     if options.part == "train":

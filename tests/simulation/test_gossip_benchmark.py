@@ -18,7 +18,7 @@ TARGETS = {
 
 
 def test_a_small_swarm_meets_the_targets() -> None:
-    row = run(PLAN, 1)
+    row = run(PLAN)
     for key, limit in TARGETS.items():
         assert 0 < row[key] <= limit, (key, row[key])
     assert (row["nodes"], row["publics"], row["seeds"], row["loss"]) == (30, 9, 1, 0.1)

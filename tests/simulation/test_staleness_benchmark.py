@@ -9,9 +9,11 @@ import pytest
 from benchmarks import staleness
 
 
-def test_deadlines_neither_starve_the_learner_nor_discard_as_others_do(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = "--staleness 2 --broadcast 0.3 --steps 80 --cases single --json"
-    status = staleness.main(arguments.split())
+def test_deadlines_neither_starve_the_learner_nor_discard_as_others_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staleness, "STEPS", 80)
+    status = staleness.main(["--staleness", "2", "--broadcast", "0.3", "--cases", "single", "--json"])
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert status == bool(row["missed"])
     assert (row["targeted"], row["workers"]) == (True, 13)

@@ -24,7 +24,7 @@ def row_of(case: str) -> Row:
 )
 def test_the_aim_makes_data_younger_and_costs_next_to_nothing(case: str, steps: int) -> None:
     """Half of `halved` is long enough for the aim to fall below what half of the fleet needs."""
-    found = measure_case(row_of(case), steps=steps, seeds=1)
+    found = measure_case(row_of(case), steps=steps)
     ours, off = found["rules"].values()
     assert found["missed"] == []
     assert ours["mean_staleness"] < off["mean_staleness"] - 1
@@ -33,7 +33,7 @@ def test_the_aim_makes_data_younger_and_costs_next_to_nothing(case: str, steps: 
 
 def test_the_learner_waits_no_longer_for_rounds_of_held_out_prompts_than_they_take() -> None:
     """Two of four batches each, which go first: 8 of 60 steps for this fleet, less what was drawn before."""
-    found = measure_case(row_of("bursts"), steps=120, seeds=1)
+    found = measure_case(row_of("bursts"), steps=120)
     ours, off = found["rules"].values()
     assert found["missed"] == ["idle beside off"], "which has more rollouts ready, and older ones"
     assert ours["idle"] < 0.1
@@ -47,7 +47,7 @@ def test_an_engine_in_lockstep_gets_parts_of_a_batch_and_so_takes_newer_versions
     all of it is two steps old."""
 
     def run() -> Figures:
-        figures = simulate_case(row_of("lockstep"), "deadlines", steps=350, seed=1).figures
+        figures = simulate_case(row_of("lockstep"), "deadlines", steps=350).figures
         assert figures is not None
         return figures
 
