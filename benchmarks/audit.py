@@ -4,11 +4,11 @@
     bin/python -m benchmarks.audit --summary DIR
 
 An engine is named KIND/PRECISION, or KIND/PRECISION/DTYPE where rounded weights are to be computed in a certain type.
-Run vLLM one engine a call, since each wants a process of its own. Without --model, the model is the one that
-examples/smollm2.py makes. Every engine draws the same samples at temperature 1, with the same seeds: chats that answer
-open questions, and sums that the model continues as a text. The learner then replays them, in float32 and in bfloat16
-autocast, and two figures of each token are saved in DIR, in a file per engine: `error`, the log-prob that the engine
-claims, less the one that the learner finds, and `margin`, by how much the token misses being the best under its noise.
+Without --model, the model is the one that examples/smollm2.py makes. Every engine draws the same samples at temperature
+1, with the same seeds: chats that answer open questions, and sums that the model continues as a text. The learner then
+replays them, in float32 and in bfloat16 autocast, and two figures of each token are saved in DIR, in a file per engine:
+`error`, the log-prob that the engine claims, less the one that the learner finds, and `margin`, by how much the token
+misses being the best under its noise.
 
 The summary prints a line of JSON for each engine and learner, with limits in the form of swarm/audit/classes.toml: how
 large errors and margins are, and after how many audited tokens a lie is caught at the limits that hold for the class.
@@ -18,22 +18,22 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import inspect
 import json
 import tempfile
 import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from benchmarks import Figures, parser_of, said
+from benchmarks.sampler_models import running
 from swarm.audit.auditing import measured_classes
 from swarm.audit.auditor import ANY, HALF, Auditor, ErrorLimits, Finding
 from swarm.learner.checkpoint.model_files import layout_of, load_model, save_small_files, stream_tensors, write_staging
@@ -43,7 +43,7 @@ from swarm.learner.ranks import Ranks
 from swarm.learner.replay import audit
 from swarm.learner.trainer import _stop_token_ids
 from swarm.models.device import pick_device
-from swarm.sampler.engine import EngineOptions, Generate, Install, Job, NotInstalled, Sampled, Start
+from swarm.sampler.engine import EngineKind, EngineOptions, Generate, Install, Job, Sampled, Start
 from swarm.types import NodeId, SamplingRules, VersionId
 from tests.unit.models import sums_of
 
@@ -65,6 +65,7 @@ PROMPTS = len(SUBJECTS) * len(ASKED)  # Of either kind
 CONTEXT_TOKENS = 256  # Of a sample with its prompt: an engine is to reserve no more
 TIME_LIMIT_S = 1800.0  # For one sample: more than any of them takes
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16_384}  # In one pass of the learner
+THREADS = 2  # Of torch, on a CPU
 FIRST_SEED = 10**6
 LEARNERS = ("float32", "bfloat16")
 MISSES = (0.3, 1.0)  # Nats
@@ -94,7 +95,7 @@ class Learner:
         self.device = pick_device(device)
         model, self.tokenizer = load_model(name, seed=0)
         self._stops = _stop_token_ids(model, self.tokenizer)
-        self.files = directory / "model"
+        self.directory, self.files = directory, directory / "model"
         tensors = stream_tensors(model)
         self.layout = layout_of(tensors, save_small_files(model, self.tokenizer, self.files))
         self.weights = directory / "weights.bin"
@@ -155,39 +156,32 @@ class Learner:
         return found
 
 
-def engine_of(name: str, device: str) -> tuple[Any, EngineOptions]:
-    kind, held_as, *computed_in = name.split("/")
+def options_of(name: str, device: str) -> tuple[EngineKind, EngineOptions]:
+    told, held_as, *computed_in = name.split("/")
+    kind = msgspec.convert(told, EngineKind)
     is_rounded = held_as not in ("float32", "bfloat16")
     options: Figures = {
         "device": device if kind == "transformers" else "auto",
         "dtype": computed_in[0] if computed_in else "auto" if is_rounded else held_as,
         "precision": held_as if is_rounded else "none",
     }
-    # Each needs libraries that the others do without.
-    module, engine = {
-        "vllm": ("swarm.sampler.vllm.engine", "VllmEngine"),
-        "mlx": ("swarm.sampler.mlx.engine", "MlxEngine"),
-        "transformers": ("swarm.sampler.transformers", "TransformersEngine"),
-    }[kind]
-    made = getattr(import_module(module), engine)()
-    return made, EngineOptions(**options, max_model_len=CONTEXT_TOKENS, hang_s=TIME_LIMIT_S)
+    return kind, EngineOptions(**options, max_model_len=CONTEXT_TOKENS, hang_s=TIME_LIMIT_S)
 
 
 async def drawn_by(name: str, learner: Learner, asked: Sequence[Asked], device: str) -> tuple[list[Sampled], str]:
-    engine, options = engine_of(name, device)
+    kind, options = options_of(name, device)
     start = Start(directory=str(learner.files), layout=learner.layout, options=options)
-    started = await _answer(engine.start(start, _quietly))
     install = Install(
         version=VersionId(incarnation=0, version=0),
         path=str(learner.weights),
         tensor_sums=sums_of(learner.weights, learner.layout),
     )
-    installed = await _answer(engine.install(install, _quietly))
-    assert not isinstance(installed, NotInstalled), installed
     samples = list[Sampled]()
-    for batch in _batches(asked, started.places):
-        jobs = tuple(one.job for one in batch)
-        samples += (await _answer(engine.generate(Generate(jobs=jobs), _quietly))).samples
+    async with running(kind, learner.directory) as engine:
+        started = await engine.launch(start)
+        await engine.install(install)
+        for batch in _batches(asked, started.places):
+            samples += (await engine.draw(Generate(jobs=tuple(one.job for one in batch)))).samples
     assert not any(sample.fault for sample in samples)
     return samples, started.engine_class
 
@@ -197,14 +191,6 @@ def _batches(asked: Sequence[Asked], places: int) -> Iterator[Sequence[Asked]]:
     for kind in (True, False):
         own = [one for one in asked if one.is_chat is kind]
         yield from (own[at : at + places] for at in range(0, len(own), places))
-
-
-async def _answer(found: Any) -> Any:
-    """Of an engine that is asynchronous or not."""
-    return await found if inspect.isawaitable(found) else found
-
-
-def _quietly() -> None: ...
 
 
 def measure(engines: Sequence[str], model: str, device: str, prompts: int, out: Path) -> None:
@@ -350,12 +336,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="directory for the figures, a file per engine")
     parser.add_argument("--summary", type=Path, help="only print what is in this directory")
     parser.add_argument("--prompts", type=int, choices=(40, 20, 10, 5), default=PROMPTS, help="of either kind")
-    parser.add_argument("--threads", type=int, default=2, help="of torch, on a CPU")
     given = parser.parse_args()
     if given.summary is None:
         if given.out is None:
             parser.error("--out DIR says where the figures go")
-        torch.set_num_threads(given.threads)
+        torch.set_num_threads(THREADS)
         measure(given.engines, given.model or made_model(), given.device, given.prompts, given.out)
     for row in summary(given.summary or given.out):
         said(row)

@@ -33,7 +33,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import Figures, table_head, table_row
 from benchmarks.capacity import unit_of
-from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in, url_of
+from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, lines_of, nodes_in, url_of
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.pay.fleet import Demand, Lengths, Worker, mean_longest
 from swarm.pay.model import Prediction, predict
@@ -258,10 +258,8 @@ class _Swarm:
         return len(found) == SAMPLERS and all(one["rollouts_per_s"] and one["install_s"] is not None for one in found)
 
     def rows(self) -> list[Figures]:
-        """Whole lines of metrics.jsonl: one for each step."""
-        path = self._run_dir / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        """One for each step."""
+        return lines_of(self._run_dir / "metrics.jsonl")
 
     def _write(self, name: str, kind: type[BaseModel], settings: Figures) -> str:
         path = self._directory / name

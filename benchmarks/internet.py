@@ -23,10 +23,9 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks import Figures
-from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, nodes_in
+from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, lines_of, nodes_in
 from swarm.settings import LeadConfig
 from swarm.settings_file import as_toml, read_settings
 from tests.netns.hosts import Host, Hosts, hosts
@@ -60,10 +59,6 @@ def lead(nodes: Nodes, host: Host, directory: Path, advertised: str, **own: obje
     listen = ("--host", host.address, "--port", str(PORT), "--advertise", f"{advertised}:{PORT}", "--lan", "--tls")
     files = ("--config", str(directory / "lead.toml"), "--run-dir", str(directory / "run"))
     return nodes.start("learner", "lead", *listen, *files, host=host)
-
-
-def lines_of(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def carried_bytes(host: Host) -> dict[str, int]:

@@ -37,10 +37,9 @@ from typing import Any, Literal
 
 import msgspec
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import Figures, listed, parser_of, said, table_head, table_row
-from benchmarks.sampler_models import Size, random_model
+from benchmarks.sampler_models import QWEN3_TIED, REAL_VOCABULARY, Size, random_model
 from swarm.learner.adapter import add_matrices, attach, targets_of
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms
 from swarm.learner.memory import Setting, fit, kept_on_host, read_free_bytes, shape_of, step_bytes
@@ -326,16 +325,7 @@ def memory_on_cuda() -> Work:
 
 RANKS = (1, 8, 32)  # Of adapters
 STATES: tuple[OptimizerStates, ...] = ("float32", "8bit", "host")
-MODELS = {
-    "0.6B": (1024, 3072, 28, 16, True),
-    "1.7B": (2048, 6144, 28, 16, True),
-    "4B": (2560, 9728, 36, 32, True),
-    "8B": (4096, 12_288, 36, 32, False),
-    "14B": (5120, 17_408, 40, 40, False),
-    "32B": (5120, 25_600, 64, 64, False),
-}
-"""Width, width of the feed-forward, layers, heads of queries, and whether the head is the embedding, as in the models'
-own config.json. All have 8 heads of keys, 128 wide, and 151,936 words."""
+MODELS = {"0.6B": 6e8, "1.7B": 1.7e9, "4B": 4e9, "8B": 8e9, "14B": 14e9, "32B": 32e9}
 
 ON_GPU = Setting(
     tokens=8192,
@@ -352,20 +342,10 @@ ON_GPU = Setting(
 @cache
 def shape(name: str, adapter: int | None = None) -> Shape:
     """Of the model, or of an adapter of that rank beside it."""
-    hidden, feed_forward, layers, heads, tied = MODELS[name]
-    config = Qwen3Config(
-        vocab_size=151_936,
-        hidden_size=hidden,
-        intermediate_size=feed_forward,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=tied,
-    )
-    with torch.device("meta"):
-        model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
-        if adapter is not None:
+    size = Size(parameters=MODELS[name], vocab_size=REAL_VOCABULARY)
+    model = random_model(size, tied=size.parameters <= QWEN3_TIED, device="meta")
+    if adapter is not None:
+        with torch.device("meta"):
             add_matrices(model, targets_of(model), rank=adapter, alpha=2.0 * adapter)
     return shape_of(model)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import Figures
 from swarm.settings import LeadConfig
 from swarm.settings_file import as_toml
 from tests.netns.hosts import Host
@@ -44,7 +45,7 @@ class Run:
     accuracy: float
 
 
-def step_of(metrics: dict[str, Any], at_s: float) -> Step:
+def step_of(metrics: Figures, at_s: float) -> Step:
     return Step(
         at_s=at_s,
         reward=metrics["reward"],
@@ -159,11 +160,17 @@ def run(
 def read_run(run_dir: Path, steps: int) -> Run:
     """A finished run from its files. RunFailed if it is not of that many steps or its last version not evaluated."""
     summary = json.loads((run_dir / "summary.json").read_text())
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(run_dir / "metrics.jsonl")
     last = summary["held_out"][-1]
     if not len(lines) == last["version"] == steps:
         raise RunFailed(f"{len(lines)} steps of {steps}, evaluated at version {last['version']}")
     return Run(steps=[step_of(line, line["time"]) for line in lines], accuracy=last["exact_match"])
+
+
+def lines_of(path: Path) -> list[Figures]:
+    """The whole lines of a file that a run writes; none before there is one."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def url_of(nodes: Nodes, path: Path) -> str:

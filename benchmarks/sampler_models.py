@@ -56,9 +56,18 @@ INTERMEDIATE = 3  # Width of a feed-forward layer in hidden sizes
 INITIAL_STD = 0.05
 REAL_VOCABULARY = 151_936  # Rows of Qwen3's embedding: of a model of half a billion parameters a quarter
 
-QWEN3 = {6e8: (1024, 3072, 28, 16), 1.7e9: (2048, 6144, 28, 16), 4e9: (2560, 9728, 36, 32)}
-"""Width, width of a feed-forward layer, layers and query heads, by parameters; of head_dim 128, with 8 key-value heads,
-embeddings tied."""
+QWEN3 = {
+    6e8: (1024, 3072, 28, 16),
+    1.7e9: (2048, 6144, 28, 16),
+    4e9: (2560, 9728, 36, 32),
+    8e9: (4096, 12_288, 36, 32),
+    14e9: (5120, 17_408, 40, 40),
+    32e9: (5120, 25_600, 64, 64),
+}
+"""Width, width of a feed-forward layer, layers and query heads, by parameters, as in the models' own config.json; of
+head_dim 128, with 8 key-value heads. Up to QWEN3_TIED the head is the embedding."""
+
+QWEN3_TIED = 4e9
 
 CHUNK_BYTES = 256 * 1024
 WEIGHT_SD = 0.02  # Of masters
@@ -98,7 +107,7 @@ def random_model(
     of parameters is there at once, and after a minute on the CPU."""
     width, layers = size.width_and_layers(tied=tied)
     inner, heads, kv_heads, head_dim = INTERMEDIATE * width, width // HEAD_DIM, width // HEAD_DIM // KV_SHARE, HEAD_DIM
-    if size.vocab_size == REAL_VOCABULARY and size.parameters in QWEN3 and tied:
+    if size.vocab_size == REAL_VOCABULARY and size.parameters in QWEN3 and tied == (size.parameters <= QWEN3_TIED):
         (width, inner, layers, heads), kv_heads, head_dim = QWEN3[size.parameters], 8, 128
     shape: dict[str, Any] = {
         "vocab_size": size.vocab_size,

@@ -1,18 +1,17 @@
 """A learner and a fleet of one-slot workers on a virtual clock, for benchmarks/staleness.py; and who may generate what,
 three ways: the real rollout plane, AReaL's counter rule, and no rule at all.
 
-Theory of operation. Events are (time, order, callback) in a heap; times are in seconds, a learner step takes STEP_S.
-A worker generates one sample at a time, with the newest version that had reached it when it began, and asks for its
-next sample when it begins one (`ahead`) or when it has none. A question that finds nothing stays with the learner and
-is tried again at every change. Versions reach all workers `broadcast` steps after they were published: side by side,
-or one at a time (`serial`), the newest next. A worker that dies is noticed after three beats, and another takes its
-place `REPLACED_S` later. All rules keep the same bound: what is older than S steps when a batch is taken is never
-trained on. They differ in what they let begin, and in the order in which a batch is made.
+Theory of operation. Times are in seconds, a learner step takes STEP_S. A worker generates one sample at a time, with
+the newest version that had reached it when it began, and asks for its next sample when it begins one (`ahead`) or when
+it has none. A question that finds nothing stays with the learner and is tried again at every change. Versions reach all
+workers `broadcast` steps after they were published: side by side, or one at a time (`serial`), the newest next. A
+worker that dies is noticed after three beats, and another takes its place `REPLACED_S` later. All rules keep the same
+bound: what is older than S steps when a batch is taken is never trained on. They differ in what they let begin, and in
+the order in which a batch is made.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import statistics
 from array import array
@@ -22,6 +21,7 @@ from functools import cache
 from random import Random
 
 from benchmarks.holding import HoldingPlane
+from swarm.plan.simulate.world import World
 from swarm.rollout.journal.entries import GroupDropped
 from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import Effect, Granted, Judged, NodeSilent, Refused, ScoreWanted
@@ -421,9 +421,7 @@ class Run:
         self._rule = rule
         self._fleet = fleet
         self._steps = steps
-        self._now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        self._world = World(Random(0))
         self._lengths = Lengths(fleet.sigma, seed, group_size=fleet.group_size)
         self._held_out_lengths = Lengths(fleet.sigma, f"held-out {seed}", group_size=1)
         self._fates = Random(f"deaths {seed}")
@@ -441,16 +439,18 @@ class Run:
         """Everybody holds version 0 at the start."""
         self._rule.published(0)
         self._start()
-        while self._events and self.figures.steps < self._steps:
-            self._now, _, callback = heapq.heappop(self._events)
-            callback()
+        self._world.run_until(lambda: self.figures.steps >= self._steps)
         if self.figures.steps < self._steps:
             raise DeadlockError(f"nothing can happen any more after {self.figures.steps} steps")
         self.figures.discarded = [sample.length for sample in self._rule.discarded]
         return self.figures
 
+    @property
+    def _now(self) -> float:
+        return self._world.now
+
     def _later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self._now + delay_s, next(self._order), callback))
+        self._world.schedule(delay_s, "", callback)
 
     # -- workers ---------------------------------------------------------------------------------------------
 
