@@ -166,22 +166,3 @@ def test_a_liar_gains_nothing_for_long() -> None:
     assert honest >= NEEDED * 0.9
     told = {one.name: one.rollouts_per_s for one in swarm.estimator.workers(swarm.now)}
     assert told["card7"] <= 0.7
-
-
-def test_with_the_model_itself_a_lost_third_is_replaced_and_the_rest_is_left_alone() -> None:
-    fleet = [*cards(24, 0.2, 0.15, "cheap"), *cards(12, 0.4, 0.6, "dear")]
-    wanted = demand(groups=32)
-    activation = Activation(Rules())
-    activation.decide(wanted, fleet, by_downlink, now=0.0)
-    before = activation.active
-    lost = set(sorted(before)[::3])
-    left = [one for one in fleet if one.name not in lost]
-    changes = decided(activation, wanted, left, by_downlink, now=120.0)
-    assert changes
-    assert all(is_active for _, is_active in changes)
-    assert before - lost < activation.active
-    assert activation.selection is not None
-    assert activation.selection.prediction.idle_share <= 0.02
-    assert activation.selection.has_margin
-    for number in range(2, 8):
-        assert decided(activation, wanted, left, by_downlink, now=120.0 * number) == []

@@ -94,6 +94,7 @@ def test_lost_samplers_are_replaced_in_the_same_decision_within_the_budget(budge
     assert run.activation.selection.feasible == (budget is None)
     assert budget is None or 2.2 < run.activation.selection.cost_per_hour <= budget
     assert all("lost" in run.activation.reason(node) for node in activated(changes))
+    assert run.steps(6) == [[]] * 6, "the rest is left alone"
     run.workers = []
     assert run.step() == []
     assert run.active == frozenset()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.errors import UserError
 from swarm.tasks import TASKS, load_task
 from swarm.tasks.base import Task, TaskOptions, random_score
 from swarm.tasks.digits import SKILLS, CopyTask, SortTask, is_held_out
@@ -72,10 +71,3 @@ def test_the_control_reward_is_blind_to_the_completion_and_the_same_for_the_same
     rewards = [random_score(task, PROMPT, "3141", seed).reward for seed in range(200)]
     assert len(set(rewards)) == 200
     assert all(0 <= reward < 1 for reward in rewards)
-
-
-def test_a_task_is_found_by_name_or_the_names_are_said() -> None:
-    assert [made(name).name for name in TASKS] == list(TASKS)
-    assert "elicits a skill that the base" in made("sort").description
-    with pytest.raises(UserError, match="no task 'cpy'; known tasks: copy"):
-        made("cpy")
