@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 
 from swarm.pay.cost import CostFigures
 from swarm.pay.prices import HOUR_S
 from swarm.plan.simulate.downloads import Traffic
 from swarm.plan.simulate.learner import CapacityFigures, StepSums
+from swarm.plan.simulate.timeline import SimulatedTimeline
 
 LEARNER = "learner"  # The class of the learner's own costs
 
@@ -66,16 +68,11 @@ class Sums:
 
 
 def figures_of(
-    before: Sums,
-    after: Sums,
-    *,
-    capacity: CapacityFigures,
-    active: float,
-    there: float,
-    broadcast_s: float,
-    happened: Happened,
+    before: Sums, after: Sums, timeline: SimulatedTimeline, *, capacity: CapacityFigures, happened: Happened
 ) -> SwarmFigures:
     """Return what was measured between two moments."""
+    moments = timeline.moments[before.moments : after.moments]
+    carried_s = [one.to_s - one.from_s for one in timeline.versions if one.from_s >= before.tally.at]
     was, now = before.costs, after.costs
     cost_was, cost_now = _cost_by_class(was), _cost_by_class(now)
     hours = (after.tally.at - before.tally.at) / HOUR_S
@@ -92,9 +89,9 @@ def figures_of(
             name: tally.rollouts - (was.by_class[name].rollouts if name in was.by_class else 0)
             for name, tally in now.by_class.items()
         },
-        active=active,
-        there=there,
-        broadcast_s=broadcast_s,
+        active=fmean(moment.active for moment in moments),
+        there=fmean(moment.there for moment in moments),
+        broadcast_s=fmean(carried_s) if carried_s else 0.0,
         broadcast_bytes_per_hour=(later.broadcast_bytes - sent.broadcast_bytes) / hours,
         join_bytes_per_hour=(later.join_bytes - sent.join_bytes) / hours,
         learner_up_bytes_per_hour=(later.learner_up_bytes - sent.learner_up_bytes) / hours,

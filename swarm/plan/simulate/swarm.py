@@ -456,16 +456,12 @@ class CapacitySimulation:
         )
 
     def _figures(self, before: Sums, after: Sums) -> SwarmFigures:
-        moments = self.timeline.moments[before.moments : after.moments]
         counts = self.desk.counts
-        carried = [one.to_s - one.from_s for one in self.weights.carried_to_active if one.from_s >= before.tally.at]
         return figures_of(
             before,
             after,
+            self.timeline,
             capacity=figures_between(before.tally, after.tally, self._demand, self.world.trace_digest()),
-            active=fmean(moment.active for moment in moments),
-            there=fmean(moment.there for moment in moments),
-            broadcast_s=fmean(carried) if carried else 0.0,
             happened=replace(
                 self._happened,
                 joins=self.weights.traffic.joins,
