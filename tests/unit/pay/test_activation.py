@@ -238,12 +238,12 @@ def test_all_are_active_if_that_is_wanted() -> None:
 def test_where_the_model_is_too_kind_the_margin_grows_until_the_learner_is_busy() -> None:
     run = settled(cards(40, 0.3, 0.2))
     before = len(run.active)
-    run.steps(40, idle_share=0.1)
+    run.steps(2 * (LITTLE_DECISIONS + SETTLING_DECISIONS), idle_share=0.1)
     assert len(run.active) > before
-    run.steps(200, idle_share=0.5)
+    run.steps(90, idle_share=0.5)
     most = len(run.active)
     assert 1.4 * before < most < 40
-    run.steps(200, idle_share=0.0)
+    run.steps(60, idle_share=0.0)
     assert len(run.active) < most
 
 

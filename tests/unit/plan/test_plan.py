@@ -12,6 +12,7 @@ from rich.console import Console
 
 from swarm.pay.delivery import sustained
 from swarm.pay.fleet import Dissemination, Worker
+from swarm.plan import plan
 from swarm.plan.plan import NoFeasibleSet, demands_of, disseminate_in, plan_for, references_of
 from swarm.plan.scenario import Scenario, online_of
 from swarm.report.plans import plan_view
@@ -28,6 +29,15 @@ def scenario(**tables: Any) -> Scenario:
     values["staleness"]["S"] = tuple(values["staleness"]["S"])
     values["fleet"] = tuple(values["fleet"])
     return Scenario(**values)
+
+
+def eighth(monkeypatch: pytest.MonkeyPatch, *, count: int | None = None, **staleness: Any) -> Scenario:
+    """lab-4b with an eighth of its rollouts and of each sampler's rate, which is simulated in a tenth of a second."""
+    monkeypatch.setattr(plan, "ROLLOUTS", 640)
+    fleet = [
+        {**one.model_dump(), "tokens_per_s": one.tokens_per_s / 8, "count": count or one.count} for one in LAB.fleet
+    ]
+    return scenario(learner={"rollouts_per_step": 64, "egress_usd_per_gb": 0.09}, fleet=fleet, staleness=staleness)
 
 
 def test_the_baselines_of_lab_4b_cost_what_is_reckoned_by_hand() -> None:
@@ -52,11 +62,11 @@ def test_versions_that_are_skipped_make_others_older_and_move_no_bytes() -> None
     def once(workers: Sequence[Worker]) -> Dissemination:
         return Dissemination(install_s=(5.0, 25.0), down_bytes=(9.0, 9.0), up_bytes=(6.0, 3.0), learner_up_bytes=12.0)
 
-    plan = sustained(once, period_s=10.0)([])
-    assert plan.install_s == (5.0, 45.0)
-    assert plan.down_bytes == pytest.approx((9.0, 3.6))
-    assert plan.up_bytes == pytest.approx((6.0, 1.2))
-    assert plan.learner_up_bytes == pytest.approx(12.0 * 12.6 / 18.0)
+    found = sustained(once, period_s=10.0)([])
+    assert found.install_s == (5.0, 45.0)
+    assert found.down_bytes == pytest.approx((9.0, 3.6))
+    assert found.up_bytes == pytest.approx((6.0, 1.2))
+    assert found.learner_up_bytes == pytest.approx(12.0 * 12.6 / 18.0)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +84,10 @@ def test_settings_are_every_period_that_a_bound_allows_or_that_of_the_paper(
     assert len(demands_of(scenario(staleness={"S": (1024,)}))) == 16
 
 
-def test_the_cost_of_a_step_is_the_sum_of_its_parts() -> None:
-    one = scenario(learner={"egress_usd_per_gb": 0.09}, staleness={"S": (6,)})
+def test_the_cost_of_a_step_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = eighth(monkeypatch, S=(6,))
     found = plan_for(one)
-    chosen = [worker for worker in online_of(LAB, random=None) if worker.name in found.active]
+    chosen = [worker for worker in online_of(one, random=None) if worker.name in found.active]
     delivery = disseminate_in(one, found.publish_every_steps)(chosen)
     per_version = sum(
         (down * worker.down_cost_per_gb + up * worker.up_cost_per_gb) / 1e9
@@ -117,11 +127,12 @@ def test_lab_4b_is_planned_as_it_is_reckoned_by_hand() -> None:
     assert "--max-staleness 3 --publish-every-steps 1" in shown.get()
 
 
-def test_too_small_a_fleet_is_planned_and_waits_and_too_small_a_bound_waits_for_the_longest_answers() -> None:
-    fleet = [{**one.model_dump(), "count": 2} for one in LAB.fleet]
-    found = plan_for(scenario(fleet=fleet, staleness={"S": (6,)}))
+def test_too_small_a_fleet_is_planned_and_waits_and_too_small_a_bound_waits_for_the_longest_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = plan_for(eighth(monkeypatch, count=2, S=(6,)))
     assert (found.feasible, found.binds, len(found.active)) == (False, "rate", 8)
-    found = plan_for(scenario(staleness={"S": (1,)}))
+    found = plan_for(eighth(monkeypatch, S=(1,)))
     assert (found.feasible, found.binds) == (False, "generation")
 
 
