@@ -17,7 +17,7 @@ from tests.browser.conftest import Opened
 from tests.browser.hostile import IMAGE, SCRIPT
 from tests.browser.pages import EVERY_WAY, Scheme, address_of, faults_in, kept_address, made_of_strangers
 from tests.browser.swarms import ENDLESS, Led
-from tests.integration.processes import Node, command, eventually, swarm_in
+from tests.integration.processes import Node, eventually, run_command, swarm_in
 
 
 class Line:
@@ -126,7 +126,7 @@ def test_everybody_can_use_a_kept_run(kept: str, opened: Opened, scheme: Scheme,
 
 def test_a_report_shows_a_run_without_a_server_and_prints(kept: str, hostile_swarm: Led, opened: Opened) -> None:
     to = hostile_swarm.learner.log.parent / "report.html"
-    done = command("report", str(hostile_swarm.learner.run_dir), "--to", str(to))
+    done = run_command("report", str(hostile_swarm.learner.run_dir), "--to", str(to))
     assert done.returncode == 0, done.stderr
     watched = opened(to.as_uri())
     page = watched.page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import secrets
@@ -13,13 +14,15 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from pydantic import BaseModel
 
+from swarm.cli.run import run
 from swarm.settings import JoinConfig, LeadConfig
 from swarm.settings_file import as_toml
 
@@ -307,8 +310,24 @@ def accepted_by(status: dict[str, Any]) -> dict[str, int]:
     return {sampler["node"]: sampler["verdicts"].get("accepted", 0) for sampler in status["samplers"]}
 
 
-def command(*arguments: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
-    """Run a command of the command line to its end."""
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the command line to its end in this process: what starts no node needs no start of its own."""
+    out, err = io.StringIO(), io.StringIO()
+    handler, umask = signal.getsignal(signal.SIGINT), os.umask(0o022)
+    try:
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setattr(sys, "argv", ["echo-node", *arguments])
+            with pytest.raises(SystemExit) as ended:
+                run()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        os.umask(umask)
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(arguments, ended.value.code, out.getvalue(), err.getvalue())
+
+
+def run_command(*arguments: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+    """Run a command of the command line to its end in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "swarm", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -317,7 +336,7 @@ def command(*arguments: str, timeout_s: float = PATIENCE_S) -> subprocess.Comple
 def demo_that_learns(run_dir: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     """Run a demo that has to learn, without a rollout that was held against anybody: a share is drawn again by the
     learner. Return its summary, and what it said."""
-    done = command("demo", *arguments, "--json", "--run-dir", str(run_dir), timeout_s=560)
+    done = run_command("demo", *arguments, "--json", "--run-dir", str(run_dir), timeout_s=560)
     assert done.returncode == 0, done.stderr[-3000:]
     summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert summary["held_out_before"] < 0.1

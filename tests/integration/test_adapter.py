@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarm.broadcast.version.manifest import read_layout, trained_spans
-from tests.integration.processes import command
+from tests.integration.processes import command, run_command
 from tests.integration.test_demo import right_answers
 
 pytestmark = pytest.mark.long
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run_dir = tmp_path_factory.mktemp("demo") / "run"
     asked = ("--adapter", "8", "--samplers", "1", "--kill-learner", "1", "--kill-seed", "3", "--seed", "1")
-    done = command("demo", *asked, "--json", "--run-dir", str(run_dir), timeout_s=560)
+    done = run_command("demo", *asked, "--json", "--run-dir", str(run_dir), timeout_s=560)
     assert done.returncode == 0, done.stderr[-3000:]
     summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return summary

@@ -13,14 +13,14 @@ import psutil
 import pytest
 
 from swarm.tasks.digits import DIGITS, CopyTask
-from tests.integration.processes import Node, command, demo_that_learns, eventually, swarm_in
+from tests.integration.processes import Node, command, demo_that_learns, eventually, run_command, swarm_in
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A demo in which a sampler is killed half-way; the summary that it prints."""
     run_dir = tmp_path_factory.mktemp("demo") / "run"
-    done = command("demo", "--kill-one", "--seed", "1", "--json", "--run-dir", str(run_dir), timeout_s=560)
+    done = run_command("demo", "--kill-one", "--seed", "1", "--json", "--run-dir", str(run_dir), timeout_s=560)
     assert done.returncode == 0, done.stderr[-3000:]
     summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {**summary, "said": done.stderr}
@@ -117,7 +117,7 @@ def test_configuration_and_report_are_kept(learned: dict[str, Any]) -> None:
 
 @pytest.mark.long
 def test_a_random_reward_does_not_teach(tmp_path: Path) -> None:
-    done = command("demo", "--reward", "random", "--steps", "40", "--json", "--run-dir", str(tmp_path / "run"))
+    done = run_command("demo", "--reward", "random", "--steps", "40", "--json", "--run-dir", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout.splitlines()[-1])
     assert not summary["learned"]
@@ -134,7 +134,7 @@ def test_a_real_model_is_fetched_trained_and_compared(
     directory = tmp_path_factory.mktemp("real")
     monkeypatch.setenv("XDG_CACHE_HOME", str(directory))
     run_dir = directory / "run"
-    done = command("demo", "--real", "--steps", "2", "--json", "--run-dir", str(run_dir), timeout_s=580)
+    done = run_command("demo", "--real", "--steps", "2", "--json", "--run-dir", str(run_dir), timeout_s=580)
     if done.returncode == 2 and "cannot be fetched" in done.stderr:
         pytest.skip(f"no package index: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 1, done.stderr[-3000:]
@@ -174,7 +174,7 @@ def test_importing_the_command_line_loads_no_numeric_library() -> None:
 @pytest.mark.parametrize("trained", [pytest.param((), id="all"), pytest.param(("--adapter", "8"), id="adapter")])
 def test_a_sampler_with_mlx_draws_for_a_learner(trained: tuple[str, ...], tmp_path: Path) -> None:
     arguments = (*trained, "--engine", "mlx", "--samplers", "1", "--steps", "4", "--run-dir", str(tmp_path / "run"))
-    done = command("demo", *arguments, "--json", timeout_s=300)
+    done = run_command("demo", *arguments, "--json", timeout_s=300)
     assert done.returncode == 1, done.stderr[-3000:]  # in 4 steps nothing is learned
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["steps"], summary["verified"]) == (4, True)

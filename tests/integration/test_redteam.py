@@ -7,12 +7,12 @@ import json
 import psutil
 import pytest
 
-from tests.integration.processes import command
+from tests.integration.processes import run_command
 
 
 @pytest.mark.long
 def test_attackers_are_caught_and_every_process_ends() -> None:
-    done = command("redteam", "--only", "invented-log-probs,floods", "--steps", "8", "--json", timeout_s=560)
+    done = run_command("redteam", "--only", "invented-log-probs,floods", "--steps", "8", "--json", timeout_s=560)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     invented, floods = told["attacks"]

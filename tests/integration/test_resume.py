@@ -19,7 +19,7 @@ import pytest
 
 from swarm.learner.checkpoint.files import checkpoint_path, is_whole, whole_checkpoints
 from tests.integration import killed_commit, telling_sampler
-from tests.integration.processes import Learner, Node, Swarm, command, eventually, swarm_in
+from tests.integration.processes import Learner, Node, Swarm, command, eventually, run_command, swarm_in
 
 ENDLESS = ("--steps", "1000000")
 OFTEN = ("--checkpoint-every-steps", "5")
@@ -199,7 +199,7 @@ def test_a_learner_killed_again_and_again_leads_its_run_to_the_end(swarm: Swarm,
 @pytest.mark.long
 def test_a_demo_whose_learner_is_killed_ten_times_learns_all_the_same(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    done = command("demo", "--kill-learner", "10", "--json", "--run-dir", str(run_dir), timeout_s=560)
+    done = run_command("demo", "--kill-learner", "10", "--json", "--run-dir", str(run_dir), timeout_s=560)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["learner_killed"], summary["verified"]) == (10, True)
@@ -217,7 +217,7 @@ def test_a_demo_whose_learner_is_killed_ten_times_learns_all_the_same(tmp_path: 
 @pytest.mark.long
 def test_a_demo_kills_its_learner_and_resumes_it(tmp_path: Path) -> None:
     arguments = ("--kill-learner", "2", "--kill-seed", "1", "--steps", "12", "--samplers", "1")
-    done = command("demo", *arguments, "--json", "--run-dir", str(tmp_path / "run"), timeout_s=400)
+    done = run_command("demo", *arguments, "--json", "--run-dir", str(tmp_path / "run"), timeout_s=400)
     assert done.returncode == 1, done.stderr[-3000:]  # in 12 steps nothing is learned
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["learner_killed"], summary["verified"], summary["steps"]) == (2, True, 12)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import os
 import shlex
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import PATIENCE_S
+from tests.integration.processes import PATIENCE_S, command
 
 JOINS = ("--bootstrap", "host", "--role", "relay", "--grace", "40", "--no-lan", "--nickname", 'Bob\'s "5%" $HOME \\o/')
 
@@ -22,23 +21,6 @@ class Home:
 
     def __init__(self, directory: Path) -> None:
         self.state, self.unit = directory / "a state", directory / "config" / "systemd" / "user" / "echo-node.service"
-        self._variables = {
-            **{"XDG_CONFIG_HOME": str(directory / "config"), "XDG_STATE_HOME": str(self.state)},
-            **{"HOME": str(directory), "XDG_RUNTIME_DIR": str(directory)},
-        }
-
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command,
-            env=os.environ | self._variables,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-
-    def service(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.run(sys.executable, "-m", "swarm", "service", *arguments)
 
     def settings(self) -> configparser.SectionProxy:
         found = configparser.RawConfigParser()
@@ -48,12 +30,17 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    home = Home(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(home.state))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return home
 
 
 def test_the_unit_runs_join_with_just_those_arguments(home: Home) -> None:
-    done = home.service("install", "--", *JOINS)
+    done = command("service", "install", "--", *JOINS)
     assert done.returncode == 0, done.stderr
     assert "systemctl --user enable --now echo-node.service" in done.stdout
     assert "loginctl enable-linger" in done.stdout
@@ -62,7 +49,7 @@ def test_the_unit_runs_join_with_just_those_arguments(home: Home) -> None:
 
 
 def test_the_unit_may_write_its_state_and_is_stopped_gently_and_not_started_for_ever(home: Home) -> None:
-    home.service("install", "--", *JOINS)
+    command("service", "install", "--", *JOINS)
     settings = home.settings()
     assert settings["ReadWritePaths"].startswith(f'"{home.state}/echo-node"')
     assert home.state.is_dir()
@@ -83,8 +70,9 @@ def test_the_unit_may_write_its_state_and_is_stopped_gently_and_not_started_for_
 def test_systemd_finds_nothing_wrong_with_it(home: Home) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here; the other tests look at what the unit says")
-    home.service("install", "--", *JOINS)
-    done = home.run("systemd-analyze", "--user", "verify", str(home.unit))
+    command("service", "install", "--", *JOINS)
+    verify = ["systemd-analyze", "--user", "verify", str(home.unit)]
+    done = subprocess.run(verify, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -93,27 +81,25 @@ def test_systemd_finds_nothing_wrong_with_it(home: Home) -> None:
     [
         ((), "--bootstrap has to be given"),
         (("--bootstrap", "echo1:abc"), "copy the whole line"),
-        (("--bootstrap", "host", "--max-upload", "much"), "valid number"),
-        (("--bootstrap", "host", "--rol", "relay"), "did you mean --role?"),
         (("--bootstrap", "host", "--base", "a\nb"), "not printable"),
     ],
 )
 def test_what_join_would_refuse_is_refused_before_anything_is_written(
     home: Home, arguments: tuple[str, ...], words: str
 ) -> None:
-    done = home.service("install", "--", *arguments)
+    done = command("service", "install", "--", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert not home.unit.exists()
 
 
 def test_remove_leaves_nothing_that_would_start(home: Home) -> None:
-    home.service("install", "--", *JOINS)
+    command("service", "install", "--", *JOINS)
     enabled = home.unit.parent / "default.target.wants" / home.unit.name
     enabled.parent.mkdir()
     enabled.symlink_to(home.unit)
-    done = home.service("remove")
+    done = command("service", "remove")
     assert done.returncode == 0, done.stderr
     assert "systemctl --user stop echo-node.service" in done.stdout
     assert [path for path in home.unit.parent.rglob("*") if path.is_symlink() or path.is_file()] == []
-    assert "nothing to remove" in home.service("remove").stderr
+    assert "nothing to remove" in command("service", "remove").stderr

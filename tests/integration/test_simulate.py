@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+
+from tests.integration.processes import command
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lab-4b.toml"
 
 SHORT = ("--hours", "0.5", "--seed", "3")
 
 
-def simulate(*arguments: str, file: Path = EXAMPLE) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "swarm", "simulate", str(file), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def simulate(*arguments: str) -> CompletedProcess[str]:
+    return command("simulate", str(EXAMPLE), *arguments)
 
 
 def figures(*arguments: str) -> dict[str, Any]:
@@ -74,11 +69,3 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], line: str) -> None:
     assert done.returncode == 2
     assert re.search(line, done.stderr)
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_file_that_is_no_scenario_is_one_line(tmp_path: Path) -> None:
-    bad = tmp_path / "bad.toml"
-    bad.write_text(EXAMPLE.read_text().replace("tokens_per_s = 1120", "tokens_per_s = -1"))
-    done = simulate(file=bad)
-    assert done.returncode == 2
-    assert "vast-4090: tokens_per_s = -1" in done.stderr

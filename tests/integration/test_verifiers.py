@@ -20,7 +20,7 @@ from swarm.tasks.base import SEAT, TaskOptions
 from swarm.tasks.turns import TurnText
 from swarm.tasks.verifiers import TasksetBegin, VerifiersRuns, VerifiersTask
 from swarm.types import GroupId, Observed, Prompt, Rollout, SamplingRules, Unscored
-from tests.integration.processes import command
+from tests.integration.processes import run_command
 
 pytestmark = pytest.mark.integration
 
@@ -99,7 +99,7 @@ async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypa
 def test_a_taskset_that_is_not_there_ends_the_learner_before_anybody_joins(tmp_path: Path) -> None:
     pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
     place = ("--host", "127.0.0.1", "--port", "0", "--run-dir", str(tmp_path / "run"))
-    done = command("lead", *place, "--model", "tiny", "--task", "verifiers:no_such")
+    done = run_command("lead", *place, "--model", "tiny", "--task", "verifiers:no_such")
     assert done.returncode == 2, done.stderr
     assert "echo-node: the taskset cannot be played: " in done.stderr.splitlines()[-1]
     assert "'no_such' not found" in done.stderr.splitlines()[-1]

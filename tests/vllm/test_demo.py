@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.processes import command, demo_that_learns
+from tests.integration.processes import demo_that_learns, run_command
 
 
 def _of(directory: Path) -> list[psutil.Process]:
@@ -25,7 +25,7 @@ def _of(directory: Path) -> list[psutil.Process]:
 
 def test_a_sampler_with_vllm_draws_for_a_learner(tmp_path: Path) -> None:
     arguments = ("--engine", "vllm", "--samplers", "1", "--steps", "4", "--run-dir", str(tmp_path / "run"))
-    done = command("demo", *arguments, "--json", timeout_s=400)
+    done = run_command("demo", *arguments, "--json", timeout_s=400)
     assert done.returncode == 1, done.stderr[-3000:]  # in 4 steps nothing is learned
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["steps"], summary["verified"]) == (4, True)
