@@ -13,10 +13,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -39,15 +39,27 @@ class Node:
     def __init__(
         self, directory: Path, name: str, *arguments: str, place: Sequence[str] = (), module: str = "swarm"
     ) -> None:
-        self.name = name
-        self.log = directory / f"{name}.log"
-        with self.log.open("wb") as log:
+        self._start(name, directory / f"{name}.log", [*place, sys.executable, "-m", *module.split(), *arguments])
+
+    def _start(
+        self,
+        name: str,
+        log: Path,
+        words: Sequence[str | Path],
+        *,
+        where: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
+    ) -> None:
+        self.name, self.log = name, log
+        with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*place, sys.executable, "-m", *module.split(), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                words,
+                cwd=where,
+                env=environment or {**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=stdin,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
 
@@ -125,6 +137,23 @@ class Learner(Node):
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.run_dir / "events.jsonl").read_text().splitlines()]
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """The figures of each step."""
+        return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
+        return found
+
+    def verified(self) -> dict[str, Any]:
+        """What `verify` says of its run, which is without a breach."""
+        done = command("verify", str(self.run_dir), "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "no breach of I1 or I3" in done.stdout
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        assert found["breaches"] == []
+        return found
+
 
 class Resumed(Learner):
     """A `lead --resume` process."""
@@ -153,19 +182,10 @@ class Publisher(Node):
         host: str = "127.0.0.1",
         place: Sequence[str] = (),
     ) -> None:
-        self.name = name
-        self.log = directory / f"{name}.log"
         given = ["--directory", str(directory / "publisher"), "--host", host]
         given += ["--port", str(port), "--size-bytes", str(size), *arguments]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*place, sys.executable, "-m", "benchmarks.broadcast_learner", *given],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
+        words = [*place, sys.executable, "-m", "benchmarks.broadcast_learner", *given]
+        self._start(name, directory / f"{name}.log", words, stdin=subprocess.PIPE)
         eventually(lambda: self.event("listening"), self, "the learner listens")
 
     def event(self, kind: str) -> dict[str, Any]:
@@ -180,6 +200,9 @@ class Publisher(Node):
         assert self.process.stdin is not None
         self.process.stdin.write(b"publish\n")
         self.process.stdin.flush()
+
+
+N = TypeVar("N", bound=Node)
 
 
 class Swarm:
@@ -255,8 +278,7 @@ class Swarm:
     def linked_relays(self, learner: Node, count: int, *arguments: str) -> list[Node]:
         """Relays that are linked with the learner and with one another; their names are relay-0 and so on."""
         relays = [self.relay(learner.url(), "--lan", *arguments, name=f"relay-{number}") for number in range(count)]
-        for relay in relays:
-            eventually(lambda: relay.status().get("streams") == count, relay, "everybody is linked")  # noqa: B023
+        eventually_each(relays, lambda relay: relay.status().get("streams") == count, "everybody is linked")
         return relays
 
     def weights(self, name: str) -> bytes:
@@ -303,6 +325,12 @@ def eventually(condition: Callable[[], Any], node: Node, what: str) -> None:
     while not condition():
         assert time.monotonic() < until, f"never came true: {what}\n{node.output()}"
         time.sleep(POLL_S)
+
+
+def eventually_each(nodes: Iterable[N], condition: Callable[[N], Any], what: str) -> None:
+    """The same of each of these nodes."""
+    for node in nodes:
+        eventually(lambda: condition(node), node, f"{node.name}: {what}")  # noqa: B023
 
 
 def accepted_by(status: dict[str, Any]) -> dict[str, int]:

@@ -102,17 +102,7 @@ class Shell(Node):
     """A command line at work."""
 
     def __init__(self, command: str, log: Path, *, place: Path, environment: dict[str, str]) -> None:
-        self.name, self.log = command, log
-        with log.open("wb") as file:
-            self.process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
-                cwd=place,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
+        self._start(command, log, ["bash", "-c", f"exec {command}"], where=place, environment=environment)
 
 
 class Stranger:

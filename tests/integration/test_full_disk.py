@@ -71,7 +71,7 @@ def test_a_full_disk_pauses_the_run_and_breaks_nothing(swarm: Swarm, disk: Path)
     refused = command("set", str(learner.run_dir), "max-staleness=0")
     assert refused.returncode == 2
     assert "has no room for" in refused.stderr
-    assert command("verify", str(learner.run_dir)).returncode == 0
+    learner.verified()
     step = learner.status()["step"]
 
     os.unlink(ballast)
@@ -90,10 +90,8 @@ def test_a_full_disk_pauses_the_run_and_breaks_nothing(swarm: Swarm, disk: Path)
     again = swarm.resume(learner, "--steps", str(steps), name="again")
     assert again.wait() == 0, again.output()
     assert sampler.wait() == 0
-    proof = command("verify", str(again.run_dir))
-    assert proof.returncode == 0, proof.stdout
-    lines = (again.run_dir / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == steps
+    again.verified()
+    assert len(again.metrics()) == steps
     newest = whole_checkpoints(again.run_dir / "checkpoints")[-1]
     assert newest.step == steps
     assert is_whole(newest.path)

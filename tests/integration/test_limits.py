@@ -5,25 +5,18 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, swarm_in
+from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually
 from tests.integration.set_clock import CLOCK
 
 pytestmark = pytest.mark.slow
 
 ENDLESS = ("--steps", "1000000", "--port", "0")
 STOPPED_S = 90.0
-
-
-@pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Swarm]:
-    with swarm_in(tmp_path) as processes:
-        yield processes
 
 
 def accepted(learner: Learner) -> int:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import pytest
 import yaml
 
 from swarm.node.exposition import EVERY, JOINED, LEARNER, PREFIX
-from tests.integration.processes import Learner, Node, Swarm, eventually, free_port, swarm_in
+from tests.integration.processes import Learner, Node, Swarm, eventually, free_port
 from tests.monitoring import ALERTS, CONFIG, alerts, expressions, needs_prometheus
 
 pytestmark = [pytest.mark.long, needs_prometheus]
@@ -35,7 +33,6 @@ class Prometheus(Node):
     """One with the configuration of examples/, which scrapes the nodes that it is told."""
 
     def __init__(self, directory: Path) -> None:
-        self.name, self.log = "prometheus", directory / "prometheus.log"
         self._directory = directory
         self._url = f"http://127.0.0.1:{free_port()}"
         config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
@@ -50,14 +47,8 @@ class Prometheus(Node):
         quick = re.sub(r"\[\d+m\]", f"[{WINDOW}]", re.sub(r"for: \d+m", f"for: {FOR}", ALERTS.read_text()))
         (directory / "alerts.yml").write_text(quick)
         given = [f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/tsdb"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                ["prometheus", *given, f"--web.listen-address={self._url.removeprefix('http://')}"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        words = ["prometheus", *given, f"--web.listen-address={self._url.removeprefix('http://')}"]
+        self._start("prometheus", directory / "prometheus.log", words)
         eventually(lambda: self.says("Server is ready to receive web requests"), self, "Prometheus answers")
 
     def scrape(self, job: str, *nodes: Node) -> None:
@@ -79,12 +70,6 @@ class Prometheus(Node):
 
     def _targets(self, job: str) -> Path:
         return self._directory / f"{job}.json"
-
-
-@pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Swarm]:
-    with swarm_in(tmp_path) as processes:
-        yield processes
 
 
 @pytest.fixture

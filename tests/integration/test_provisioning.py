@@ -6,17 +6,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 
-from tests.integration.processes import Learner, Node, Swarm, eventually, swarm_in
-
-IDLE_TARGET = 0.1
-"""Five times the default: on two busy cores a step may be late for reasons of their own."""
+from tests.integration.processes import Learner, Node, Swarm, eventually
 
 MISSED = 0.5
 """Of the idle time that one sampler too few costs: whoever steps in leaves the learner less idle than this."""
@@ -31,12 +26,6 @@ PERIODS = 3
 
 BY_THE_HOUR = 3600.0
 """A sampler of this price costs 1 in a second."""
-
-
-@pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Swarm]:
-    with swarm_in(tmp_path) as processes:
-        yield processes
 
 
 def _lead(swarm: Swarm, *arguments: str, groups_per_step: int, step_s: float) -> Learner:
@@ -133,7 +122,7 @@ def test_a_run_ends_in_good_order_when_it_has_cost_enough_and_goes_on_with_more(
     said = [line for line in learner.output().splitlines() if "--max-cost" in line]
     assert len(said) == 1
     assert said[0].endswith("--max-cost is 12: it ends here; to go on, resume it with more")
-    summary = json.loads((learner.run_dir / "summary.json").read_text())
+    summary = learner.summary()
     assert summary["cost"]["cost_total"] >= 12
     assert sum(tally["rollouts"] for tally in summary["cost"]["by_class"].values()) > 0
     rows = _rows(learner)
@@ -150,4 +139,4 @@ def test_a_run_ends_in_good_order_when_it_has_cost_enough_and_goes_on_with_more(
     more = _rows(again)[len(rows) :]
     assert more
     assert costs[-1] <= more[0]["cost_total"]
-    assert json.loads((again.run_dir / "summary.json").read_text())["cost"]["cost_total"] >= 24
+    assert again.summary()["cost"]["cost_total"] >= 24

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ def test_at_s_0_one_sampler_gives_the_same_weights_twice(tmp_path: Path) -> None
         samplers = [swarm.join(run.url(), "--batch-samples", "10", name=f"sampler-of-{run.name}") for run in runs]
         for node in (*runs, *samplers):
             assert node.wait() == 0, node.output()
-        steps = [json.loads(line) for line in (runs[0].run_dir / "metrics.jsonl").read_text().splitlines()]
+        steps = runs[0].metrics()
         assert all(step["grad_norm"] > 0 for step in steps)
         assert [event["kind"] for event in runs[0].events()].count("evaluated") >= 3
         # The digest of every rollout and reward of every batch, in order.
