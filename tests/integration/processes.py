@@ -361,21 +361,6 @@ def run_command(*arguments: str, timeout_s: float = PATIENCE_S) -> subprocess.Co
     )
 
 
-def demo_that_learns(run_dir: Path, *arguments: str) -> tuple[dict[str, Any], str]:
-    """Run a demo that has to learn, without a rollout that was held against anybody: a share is drawn again by the
-    learner. Return its summary, and what it said."""
-    done = run_command("demo", *arguments, "--json", "--run-dir", str(run_dir), timeout_s=560)
-    assert done.returncode == 0, done.stderr[-3000:]
-    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert summary["held_out_before"] < 0.1
-    assert summary["held_out_after"] >= 0.9
-    assert summary["verified"]
-    assert summary["max_staleness_seen"] <= summary["max_staleness"]
-    events = [json.loads(line)["kind"] for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    assert not {"caught", "withheld"} & set(events)
-    return summary, done.stderr
-
-
 def free_port() -> int:
     """Return a port that is free now. It lies below those that Linux gives to connections, since it may be bound only
     minutes later."""

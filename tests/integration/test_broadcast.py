@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import Node, Publisher, Swarm, eventually, free_port, is_complete, swarm_in
+from tests.integration.processes import Node, Publisher, Swarm, eventually, eventually_each, free_port, is_complete
 
 ENDLESS = ("--steps", "1000000", "--lan")
 SIZE = 48 << 20
 SLOW_LINE = ("--max-download", "100")
 """Mbit/s: a version takes four seconds, so that what is killed once some of it has come is killed in the middle."""
-
-
-@pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Swarm]:
-    with swarm_in(tmp_path) as processes:
-        yield processes
 
 
 @pytest.fixture
@@ -41,13 +34,11 @@ def test_a_relay_carries_weights_to_samplers(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", *ENDLESS)
     relay = swarm.relay(learner.url(), "--lan", name="relay")
     samplers = [swarm.scripted(learner.url(), "--lan", name=f"sampler-{number}") for number in range(2)]
-    for node in (relay, *samplers):
-        eventually(lambda: node.status().get("streams") == 3, node, "everybody is linked")  # noqa: B023
+    eventually_each((relay, *samplers), lambda node: node.status().get("streams") == 3, "everybody is linked")
     sent = relay.status()["stream_bytes_sent"]
     eventually(lambda: learner.status()["version"], learner, "it publishes")
     version = str(learner.status()["version"])
-    for node in (relay, *samplers):
-        eventually(lambda: newer(node.status().get("map"), version), node, "it gets newer versions")  # noqa: B023
+    eventually_each((relay, *samplers), lambda node: newer(node.status().get("map"), version), "it gets newer versions")
     for node in samplers:
         eventually(lambda: newer(node.status()["installed"], version), node, "its engine takes them")  # noqa: B023
         eventually(lambda: went_all_the_way(node), node, "a version goes all the way, and its stages are told")  # noqa: B023
@@ -91,59 +82,49 @@ def newer(found: str | None, than: str) -> bool:
     return found is not None and [*map(int, found.split("."))] > [*map(int, than.split("."))]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_poisoned_relay_passes_on_is_refused_and_had_from_others(swarm: Swarm, publisher: Publisher) -> None:
     given = ("--role", "relay", "--lan")
     liar = swarm.join(publisher.url(), *given, name="liar", module="tests.integration.poisoned_relay")
     relays = [swarm.relay(publisher.url(), "--lan", name=f"relay-{number}") for number in range(2)]
-    for node in (liar, *relays):
-        eventually(lambda: node.status().get("streams") == 3, node, "everybody is linked")  # noqa: B023
+    eventually_each((liar, *relays), lambda node: node.status().get("streams") == 3, "everybody is linked")
     publisher.publish()
-    for relay in relays:
-        eventually(lambda: is_complete(relay, "0.0"), relay, "the honest get all of it")  # noqa: B023
+    eventually_each(relays, lambda relay: is_complete(relay, "0.0"), "the honest get all of it")
     whole = swarm.published()
-    for relay in relays:
-        # What lies on the disk is a copy of the map in memory, written after it.
-        eventually(lambda: swarm.weights(relay.name) == whole, relay, "its copy of the map is that")  # noqa: B023
+    # What lies on the disk is a copy of the map in memory, written after it.
+    eventually_each(relays, lambda relay: swarm.weights(relay.name) == whole, "its copy of the map is that")
     assert all(relay.status()["chunks_rejected"]["digest"] >= 3 for relay in relays)
     assert all(relay.says("sent wrong chunks again and again") for relay in relays)
 
 
 @pytest.mark.slow
-def test_a_relay_that_is_killed_in_the_middle_holds_up_nobody_and_comes_back(
+def test_a_relay_and_then_a_learner_killed_in_the_middle_hold_up_nobody_and_go_on(
     swarm: Swarm, publisher: Publisher
 ) -> None:
     relays = swarm.linked_relays(publisher, 3, *SLOW_LINE)
     publisher.publish()
-    victim = relays[1]
+    first, victim, third = relays
     eventually(lambda: held(victim) > 0.2, victim, "it holds some of the version")
     victim.kill()
-    assert not any(is_complete(relay, "0.0") for relay in (relays[0], relays[2]))
-    for relay in (relays[0], relays[2]):
-        eventually(lambda: is_complete(relay, "0.0"), relay, "the others get all of it")  # noqa: B023
-    again = swarm.relay(publisher.url(), "--lan", name="relay-1")
+    assert not any(is_complete(relay, "0.0") for relay in (first, third))
+    eventually_each((first, third), lambda relay: is_complete(relay, "0.0"), "the others get all of it")
+    again = swarm.relay(publisher.url(), "--lan", *SLOW_LINE, name=victim.name)
+    relays = [first, again, third]
     eventually(lambda: is_complete(again, "0.0"), again, "it gets the rest after its restart")
     whole = swarm.published()
-    for relay in (relays[0], again, relays[2]):
-        # All chunks are here before the last of them is in the map.
-        eventually(lambda: swarm.weights(relay.name) == whole, relay, "its map holds them")  # noqa: B023
+    # All chunks are here before the last of them is in the map.
+    eventually_each(relays, lambda relay: swarm.weights(relay.name) == whole, "its map holds them")
 
-
-@pytest.mark.slow
-def test_a_learner_that_is_killed_in_the_middle_goes_on_with_its_version(swarm: Swarm, publisher: Publisher) -> None:
-    relays = swarm.linked_relays(publisher, 2, *SLOW_LINE)
     publisher.publish()
-    eventually(lambda: held(relays[0]) > 0.1, relays[0], "it holds some of the version")
+    eventually(lambda: held(first, "0.1") > 0.1, first, "it holds some of the next version")
     publisher.kill()
-    assert not any(is_complete(relay, "0.0") for relay in relays)
+    assert not any(is_complete(relay, "0.1") for relay in relays)
     port = int(publisher.url().rpartition(":")[2])
-    again = Publisher(swarm.directory, "publisher-1", port, size=SIZE)
-    swarm.nodes.append(again)
-    for relay in relays:
-        eventually(lambda: is_complete(relay, "0.0"), relay, "it gets the rest")  # noqa: B023
-    again.publish()
-    for relay in relays:
-        eventually(lambda: is_complete(relay, "1.0"), relay, "versions of the next life are newer")  # noqa: B023
+    next_life = Publisher(swarm.directory, "publisher-1", port, size=SIZE)
+    swarm.nodes.append(next_life)
+    eventually_each(relays, lambda relay: is_complete(relay, "0.1"), "it gets the rest")
+    next_life.publish()
+    eventually_each(relays, lambda relay: is_complete(relay, "1.0"), "versions of the next life are newer")
 
 
 @pytest.mark.long

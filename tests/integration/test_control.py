@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -16,10 +15,26 @@ from tests.integration.processes import Learner, Node, Swarm, command, eventuall
 ENDLESS = ("--steps", "1000000", "--port", "0")
 
 
+@pytest.fixture(scope="module")
+def led(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Swarm, Learner]]:
+    """A swarm whose learner the tests share: each has nodes of its own, which are gone at its end."""
+    with swarm_in(tmp_path_factory.mktemp("led")) as processes:
+        yield processes, processes.lead(*ENDLESS)
+
+
 @pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Swarm]:
-    with swarm_in(tmp_path) as processes:
-        yield processes
+def learner(led: tuple[Swarm, Learner]) -> Learner:
+    return led[1]
+
+
+@pytest.fixture
+def swarm(led: tuple[Swarm, Learner]) -> Iterator[Swarm]:
+    processes, learner = led
+    yield processes
+    for node in processes.nodes:
+        if node is not learner:
+            node.end()
+    eventually(lambda: not learner.status()["samplers"], learner, "it has missed who did not leave")
 
 
 def ask(swarm: Swarm, node: Node, *words: str) -> str:
@@ -39,9 +54,11 @@ def slow(swarm: Swarm, learner: Learner, *arguments: str, name: str) -> Node:
 
 
 @pytest.mark.long
-def test_a_paused_node_gives_its_samples_to_others_and_passes_weights_on_until_it_resumes(swarm: Swarm) -> None:
-    learner = swarm.lead(*ENDLESS)
+def test_a_paused_node_gives_its_samples_to_others_and_passes_weights_on_until_it_resumes(
+    swarm: Swarm, learner: Learner
+) -> None:
     held = slow(swarm, learner, name="held")
+    events = len(learner.events())
     other = swarm.scripted(learner.url(), name="other")
     engine = held.status()["engine_pid"]
     assert "`echo-node resume` lifts it" in ask(swarm, held, "pause")
@@ -53,9 +70,9 @@ def test_a_paused_node_gives_its_samples_to_others_and_passes_weights_on_until_i
     step = learner.status()["step"]
     eventually(lambda: learner.status()["step"] > step + 5, other, "the run goes on")
     eventually(lambda: held.status()["map"] == learner.status()["version"], held, "it still receives weights")
-    (left,) = [event for event in learner.events() if event["kind"] == "sampler_left"]
+    (left,) = [event for event in learner.events()[events:] if event["kind"] == "sampler_left"]
     assert left["samples_released"] > 0
-    assert not {"sampler_silent", "lease_overdue"} & {event["kind"] for event in learner.events()}
+    assert not {"sampler_silent", "lease_overdue"} & {event["kind"] for event in learner.events()[events:]}
     assert not learner.says("one sample at a time"), "the learner does not hold it against the node"
 
     # A node that a service starts again is paused still.
@@ -74,8 +91,7 @@ def test_a_paused_node_gives_its_samples_to_others_and_passes_weights_on_until_i
 
 
 @pytest.mark.long
-def test_a_node_that_finishes_hands_in_what_it_was_drawing(swarm: Swarm) -> None:
-    learner = swarm.lead(*ENDLESS)
+def test_a_node_that_finishes_hands_in_what_it_was_drawing(swarm: Swarm, learner: Learner) -> None:
     swarm.draw_at(3.0)
     node = swarm.scripted(learner.url(), "--grace", "0", name="node")
     eventually(lambda: node.status()["state"] == "sampling", node, "it draws")
@@ -89,9 +105,9 @@ def test_a_node_that_finishes_hands_in_what_it_was_drawing(swarm: Swarm) -> None
 
 
 @pytest.mark.slow
-def test_a_signal_leaves_time_for_what_ends_soon_and_a_second_one_does_not(swarm: Swarm) -> None:
-    learner = swarm.lead(*ENDLESS)
+def test_a_signal_leaves_time_for_what_ends_soon_and_a_second_one_does_not(swarm: Swarm, learner: Learner) -> None:
     once = slow(swarm, learner, "--grace", "0.5", name="once")
+    events = len(learner.events())
     once.signal(signal.SIGTERM)
     assert once.wait() == 0
     assert once.says("samples under way are handed back: 8; others draw them")
@@ -102,7 +118,7 @@ def test_a_signal_leaves_time_for_what_ends_soon_and_a_second_one_does_not(swarm
     twice.signal(signal.SIGTERM)
     assert twice.wait() == 130
     assert twice.output().splitlines()[-1].startswith("left at once; ")
-    released = [event["samples_released"] for event in learner.events() if event["kind"] == "sampler_left"]
+    released = [event["samples_released"] for event in learner.events()[events:] if event["kind"] == "sampler_left"]
     assert len(released) == 2
 
 
@@ -140,8 +156,9 @@ def copied(swarm: Swarm, name: str, to: str) -> None:
 
 
 @pytest.mark.long
-def test_of_two_samplers_with_one_identity_the_second_ends_and_the_first_goes_on(swarm: Swarm) -> None:
-    learner = swarm.lead(*ENDLESS)
+def test_of_two_samplers_with_one_identity_the_second_ends_and_the_first_goes_on(
+    swarm: Swarm, learner: Learner
+) -> None:
     first = swarm.scripted(learner.url(), name="first")
     eventually(lambda: first.status()["verdicts"].get("accepted"), first, "it draws")
     again = swarm.join(learner.url(), "--state-dir", str(swarm.directory / "state-first"), name="again")
@@ -157,12 +174,11 @@ def test_of_two_samplers_with_one_identity_the_second_ends_and_the_first_goes_on
 
 
 @pytest.mark.slow
-def test_of_two_relays_with_one_identity_one_ends_and_the_other_goes_on(swarm: Swarm) -> None:
-    learner = swarm.lead(*ENDLESS)
-    first = swarm.relay(learner.url(), name="first")
+def test_of_two_relays_with_one_identity_one_ends_and_the_other_goes_on(swarm: Swarm, learner: Learner) -> None:
+    first = swarm.relay(learner.url(), name="relay")
     eventually(lambda: first.status()["reachability"] == "public", first, "others can dial it")
-    copied(swarm, "first", "second")
-    second = swarm.relay(learner.url(), name="second")
+    copied(swarm, "relay", "its-copy")
+    second = swarm.relay(learner.url(), name="its-copy")
     both = (first, second)
     eventually(lambda: any(one.process.poll() is not None for one in both), second, "one of them ends")
     ended, other = both if first.process.poll() is not None else both[::-1]
@@ -187,8 +203,8 @@ def change(learner: Learner, *words: str) -> str:
 
 @pytest.mark.long
 def test_a_paused_run_waits_over_a_restart_and_goes_on_when_its_owner_says_so(swarm: Swarm) -> None:
-    learner = swarm.lead(*ENDLESS)
-    first, second = (swarm.scripted(learner.url(), name=name) for name in ("first", "second"))
+    learner = swarm.lead(*ENDLESS, name="paused")
+    first, second = (swarm.scripted(learner.url(), name=name) for name in ("one", "two"))
     eventually(lambda: learner.status()["step"] > 1, learner, "it takes steps")
     assert change(learner, "paused=true") == "paused is true (was false)\n"
     eventually(lambda: learner.status()["state"] == "paused by its owner", learner, "a status says so")
@@ -199,7 +215,7 @@ def test_a_paused_run_waits_over_a_restart_and_goes_on_when_its_owner_says_so(sw
     eventually(lambda: [e["step"] for e in learner.events() if e["kind"] == "checkpoint"] == [kept], learner, "it is")
 
     learner.kill()
-    again = swarm.resume(learner, name="again")
+    again = swarm.resume(learner, name="resumed")
     eventually(lambda: again.says("paused by its owner, as before"), again, "it is paused still")
     assert (again.status()["state"], again.status()["step"]) == ("paused by its owner", kept)
     refused = first.status()["node"]

@@ -46,7 +46,7 @@ async def work(engine: EngineWorker, directory: Path) -> None:
 
 @pytest.mark.parametrize("module", ["tests.integration.hanging_engine"])
 @pytest.mark.parametrize(
-    "call", [*(pytest.param(call, marks=pytest.mark.slow) for call in ("start", "install")), "generate"]
+    "call", [*(pytest.param(call, marks=pytest.mark.long) for call in ("start", "install")), "generate"]
 )
 async def test_an_engine_that_hangs_is_killed_whatever_it_does(
     engine: EngineWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str

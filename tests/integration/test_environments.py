@@ -155,51 +155,6 @@ async def test_environments_that_take_all_memory_together_give_it_back(odd: Rewa
     assert pids(odd) == pid
 
 
-async def test_one_that_ends_its_process_twice_fails_alone(odd: RewardPool) -> None:
-    steps = [("episode 0", ("1", "2")), ("episode 1", ("=2",)), ("episode 2", ("1", "2"))]
-    before, wrong, after = await asyncio.gather(*(odd.step(asked(name, said)) for name, said in steps))
-    assert fault(wrong).startswith("the reward process died; ")
-    assert before == await seen(odd, *steps[0])
-    assert after == await seen(odd, *steps[2])
-
-
-async def test_one_that_hangs_fails_alone(odd: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is shorter for that one alone: another's answer may take a while on a busy machine."""
-    await seen(odd, "episode 2", ("1",))
-    child = odd._workers[0]._child
-    call = child.call
-
-    async def limited(one: Any, kind: Any, **options: Any) -> Any:
-        hangs = isinstance(one, StepCall) and one.episode == "episode 1"
-        return await call(one, kind, **{**options, "hang_s": 1.0} if hangs else options)
-
-    monkeypatch.setattr(child, "call", limited)
-    hangs = odd.step(asked("episode 1", ("1", "=1")))
-    wrong, after = await asyncio.gather(hangs, odd.step(asked("episode 2", ("1", "2"))))
-    assert fault(wrong) == "the reward process made no progress for 1 s and was killed"
-    assert after == await seen(odd, "episode 2", ("1", "2"))
-
-
-async def test_prints_are_kept_and_stop_nothing(tokenizer: Path, tmp_path: Path) -> None:
-    pool = pool_of(tokenizer, logs=tmp_path)
-    await seen(pool, "episode 0", ("=7",))
-    await pool.close()
-    printed = (tmp_path / "rewards-0.log").read_text()
-    assert printed == "an environment that prints does not speak to the pool\n"
-
-
-async def test_what_is_being_played_when_the_run_ends_is_no_failure(tokenizer: Path) -> None:
-    pool = pool_of(tokenizer)
-    await pool.start()
-    waiting = [asyncio.create_task(pool.step(asked(f"episode {n}", ("1", "=1")))) for n in range(3)]
-    await asyncio.sleep(0)
-    await pool.close()
-    await asyncio.wait(waiting)
-    assert all(one.cancelled() for one in waiting)
-    with pytest.raises(asyncio.CancelledError):
-        await pool.step(asked("episode 0", ("1",)))
-
-
 async def test_the_settings_of_a_run_and_its_record_reach_the_environment(tmp_path: Path) -> None:
     """As `lead` makes the pool: from the run's directory, with its tokenizer, stop tokens and control reward."""
     (tmp_path / "model").mkdir()

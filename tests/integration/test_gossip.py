@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, swarm_in
+from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, eventually_each
 from tests.scripted_engine import ENGINE
 
 ENDLESS = ("--steps", "1000000", "--lan", "--max-staleness", "9", "--publish-every-steps", "10")
 """A dozen nodes on two cores: a version every ten steps is often enough to be followed."""
 RELAYS, SAMPLERS, LEAVES = 4, 5, 3
-
-
-@pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Swarm]:
-    with swarm_in(tmp_path) as processes:
-        yield processes
 
 
 def publics(node: Node) -> set[str]:
@@ -50,8 +44,7 @@ def test_a_swarm_outlives_its_bootstrap_and_follows_its_learner(swarm: Swarm, tm
     dialable = [*relays, *samplers]
     eventually(lambda: len(publics(learner)) == len(dialable), learner, "the learner sees every public")
     everybody = ids(dialable) | ids([learner])
-    for node in dialable:
-        eventually(lambda: publics(node) | ids([node]) == everybody, node, f"{node.name} sees every public")  # noqa: B023
+    eventually_each(dialable, lambda node: publics(node) | ids([node]) == everybody, "it sees every public")
     expected = ids([*samplers, *leaves])
     eventually(lambda: contributors(learner) == expected, leaves[0], "every sampler finds the learner and contributes")
     assert {leaf.status()["reachability"] for leaf in leaves} == {"leaf"}
@@ -61,8 +54,7 @@ def test_a_swarm_outlives_its_bootstrap_and_follows_its_learner(swarm: Swarm, tm
     first.kill()
     gone = everybody - ids([*dialable[1:], learner])
     assert len(gone) == 1
-    for node in dialable[1:]:
-        eventually(lambda: not publics(node) & gone, node, f"{node.name} notices that the bootstrap is dead")  # noqa: B023
+    eventually_each(dialable[1:], lambda node: not publics(node) & gone, "it notices that the bootstrap is dead")
     late = swarm.scripted(relays[3].address(), name="late")
     eventually(lambda: ids([late]) <= contributors(learner), late, "a newcomer joins through another member")
 
@@ -100,35 +92,19 @@ def test_a_swarm_outlives_its_bootstrap_and_follows_its_learner(swarm: Swarm, tm
 
 
 @pytest.mark.slow
-def test_a_join_line_pins_the_swarm_and_encrypts(swarm: Swarm, tmp_path: Path) -> None:
-    """TLS on loopback, because it was asked for; a join line of another swarm leads nowhere."""
+def test_a_learner_alone_says_what_that_costs_until_a_join_line_brings_somebody_over_tls(swarm: Swarm) -> None:
+    """TLS on loopback, because it was asked for."""
     learner = swarm.lead("--port", "0", "--tls", *ENDLESS)
     assert learner.url().startswith("https://")
-    line = learner.join_line()
-    sampler = swarm.scripted(line, "--tls", "--lan", name="sampler")
+    assert "--role relay" in learner.status()["advice"]
+    sampler = swarm.scripted(learner.join_line(), "--tls", "--lan", name="sampler")
     eventually(lambda: contributors(learner) == ids([sampler]), sampler, "the sampler contributes over TLS")
     assert sampler.says("which the join line names")
     eventually(lambda: ids([sampler]) == publics(learner), sampler, "it was called back over TLS")
-    shown = command("status", learner.url())
-    assert shown.returncode == 0
-    assert all(node[:12] in shown.stdout for node in ids([sampler]))
-
-    bare = swarm.scripted(learner.url().rpartition("/")[2], "--tls", name="bare")
-    eventually(lambda: ids([bare]) <= contributors(learner), bare, "a bare address is trusted on first use")
-    assert bare.says("trusting it because")
-
-    other = swarm.lead("--port", "0", *ENDLESS, name="other")
-    mixed = _with_address_of(line, other)
-    strict = swarm.scripted(mixed, name="strict")
-    eventually(lambda: strict.says("belongs to swarm"), strict, "the address of another swarm is not taken")
-    assert not contributors(other)
-
-
-def test_a_learner_alone_says_what_that_costs(swarm: Swarm) -> None:
-    learner = swarm.lead("--port", "0", *ENDLESS)
-    assert "--role relay" in learner.status()["advice"]
-    swarm.relay(learner.url(), "--lan", name="relay")
-    eventually(lambda: learner.status()["advice"] is None, learner, "a relay ends the advice")
+    assert learner.status()["advice"] is None
+    (node,) = ids([sampler])
+    assert node[:12] in command("status", learner.url()).stdout
+    assert json.loads(command("status", sampler.url(), "--json").stdout.splitlines()[-1])["node"] == node
 
 
 def _leaves_at(homes: list[Node]) -> set[str]:
@@ -140,15 +116,6 @@ def _versions_travel(nodes: list[Node]) -> bool:
     """Everybody knows of a version beyond the first, relays too, which fetch none."""
     newest = [node.status()["newest"] for node in nodes]
     return all(version is not None and version != "0.0" for version in newest)
-
-
-def _with_address_of(line: str, other: Learner) -> str:
-    from swarm.net.client import plain_address
-    from swarm.node.bootstrap import JoinLine, read_join_line, write_join_line
-
-    read = read_join_line(line)
-    addresses = (plain_address(other.url()),)
-    return write_join_line(JoinLine(swarm=read.swarm, learner_key=read.learner_key, addresses=addresses))
 
 
 def test_what_was_ignored_at_the_start_stays_ignored(swarm: Swarm) -> None:

@@ -31,7 +31,7 @@ async def save(trainer: TrainerProcess, directory: Path, step: int) -> Saved:
 @pytest.mark.parametrize(
     ("function", "path"),
     [
-        pytest.param("fsync", "step-000002.partial/trainer.safetensors", id="among its files", marks=pytest.mark.long),
+        pytest.param("fsync", "step-000002.partial/trainer.safetensors", id="among its files"),
         pytest.param("rename", "step-000002.partial", id="before the commit"),
     ],
 )

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from swarm.sampler.spool import Spool
 from tests.integration.gate import gate_to
-from tests.integration.processes import Swarm, accepted_by, eventually, fetch_status, free_port, swarm_in
+from tests.integration.processes import Swarm, accepted_by, eventually, fetch_status, free_port
 
 pytestmark = pytest.mark.slow
 
 ENDLESS = ("--steps", "1000000")
-
-
-@pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Swarm]:
-    with swarm_in(tmp_path) as processes:
-        yield processes
 
 
 def _spooled(state: Path) -> int:
@@ -57,31 +49,3 @@ def test_what_a_killed_sampler_generated_is_accepted_when_it_comes_back(swarm: S
         eventually(lambda: again.says(line), again, "what was spooled is accepted")
         before = accepted()
         eventually(lambda: accepted() > before, again, "it goes on")
-
-
-@pytest.mark.long
-def test_a_learner_that_never_answers_does_not_hold_a_leaver(swarm: Swarm) -> None:
-    learner = swarm.lead("--port", "0", *ENDLESS)
-    sampler = swarm.scripted(learner.url(), name="sampler")
-    eventually(lambda: any(accepted_by(learner.status()).values()), sampler, "the sampler contributes")
-    learner.signal(signal.SIGSTOP)
-    try:
-        sampler.signal(signal.SIGTERM)
-        assert sampler.wait() == 0
-        assert sampler.says("the learner could not be told")
-    finally:
-        learner.signal(signal.SIGCONT)
-
-
-@pytest.mark.long
-def test_an_engine_that_stands_still_is_replaced(swarm: Swarm) -> None:
-    learner = swarm.lead("--port", "0", *ENDLESS)
-    sampler = swarm.scripted(learner.url(), name="sampler", place=("env", "ENGINE_HANG_S=10"))
-    eventually(lambda: any(accepted_by(learner.status()).values()), sampler, "the sampler contributes")
-    (engine,) = sampler.children()
-    engine.suspend()
-    line = "the engine made no progress for 10 s and was killed; starting again (1 of 5 faults in a row)"
-    eventually(lambda: sampler.says(line), sampler, "the node says that its engine hung")
-    before = sum(accepted_by(learner.status()).values())
-    eventually(lambda: sum(accepted_by(learner.status()).values()) > before, sampler, "it contributes again")
-    assert not engine.is_running()

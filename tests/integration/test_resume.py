@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,18 +18,13 @@ import pytest
 
 from swarm.learner.checkpoint.files import checkpoint_path, is_whole, whole_checkpoints
 from tests.integration import killed_commit, telling_sampler
-from tests.integration.processes import Learner, Node, Swarm, command, eventually, run_command, swarm_in
+from tests.integration.processes import Learner, Node, Swarm, command, eventually, run_command
 
 ENDLESS = ("--steps", "1000000")
 OFTEN = ("--checkpoint-every-steps", "5")
+KILLS = 7
 SEED = 5
 """Of the moments at which learners are killed; with it a red run is drawn again, though never quite the same."""
-
-
-@pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Swarm]:
-    with swarm_in(tmp_path) as processes:
-        yield processes
 
 
 # -- what a run has come to ----------------------------------------------------------------------------------
@@ -51,12 +45,8 @@ def _takes(learner: Learner, steps: int) -> None:
     eventually(lambda: _has_taken(learner, wanted), learner, f"{steps} more steps")
 
 
-def _lines(learner: Learner, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (learner.run_dir / name).read_text().splitlines()]
-
-
 def _steps_written(learner: Learner) -> list[int]:
-    return [line["step"] for line in _lines(learner, "metrics.jsonl")]
+    return [line["step"] for line in learner.metrics()]
 
 
 def _kinds(learner: Learner) -> set[str]:
@@ -70,16 +60,6 @@ def _rows(learner: Learner, sql: str) -> list[Any]:
         return connection.execute(sql).fetchall()
     finally:
         connection.close()
-
-
-def _verified(learner: Learner) -> dict[str, Any]:
-    """What `verify` says of a run without a breach."""
-    done = command("verify", str(learner.run_dir), "--json")
-    assert done.returncode == 0, done.stdout
-    assert "no breach of I1 or I3" in done.stdout
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found["breaches"] == []
-    return found
 
 
 def _refused(*arguments: str) -> str:
@@ -115,7 +95,7 @@ def _is_one_run(learner: Learner, steps: int) -> None:
     assert (numbers[0], numbers[-1]) == (0, steps)
     assert len({incarnation for _, incarnation in versions}) == 1, versions
     assert "diverged" not in _kinds(learner)
-    assert _verified(learner)["batches"] == steps
+    assert learner.verified()["batches"] == steps
     found = whole_checkpoints(learner.run_dir / "checkpoints")
     assert found[-1].step == steps
     assert all(is_whole(checkpoint.path) for checkpoint in found)
@@ -139,7 +119,7 @@ def test_rollouts_of_all_versions_within_the_bound_are_audited_after_a_restart_t
     again = swarm.resume(learner, name="again")
     _takes(again, 12)
     again.kill()
-    rows = [row for row in _lines(again, "metrics.jsonl") if row["step"] > newest]
+    rows = [row for row in again.metrics() if row["step"] > newest]
     assert rows[0]["staleness/max"] > 1, "its first batch has nothing of the life before"
     # The first of these batches may have been taken before the kill, and was then looked at in that life.
     # Its row then has no figures of the audit.
@@ -162,9 +142,8 @@ def _wait_a_moment(random: Random, learner: Learner) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kills", [2, 7])
-def test_a_learner_killed_again_and_again_leads_its_run_to_the_end(swarm: Swarm, kills: int) -> None:
-    """At first between the arrival of rollouts and their commit, then `kills` times at random, then twice more."""
+def test_a_learner_killed_again_and_again_leads_its_run_to_the_end(swarm: Swarm) -> None:
+    """At first between the arrival of rollouts and their commit, then KILLS times at random, then twice more."""
     random = Random(SEED)
     learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS, module=killed_commit.__name__)
     telling = telling_sampler.__name__
@@ -172,7 +151,7 @@ def test_a_learner_killed_again_and_again_leads_its_run_to_the_end(swarm: Swarm,
     assert learner.wait() == -signal.SIGKILL
     learner = swarm.resume(learner, name="life-0")
     eventually(lambda: _has_taken(learner, 1), learner, "the first step")
-    for kill in range(1, kills + 1):
+    for kill in range(1, KILLS + 1):
         _wait_a_moment(random, learner)
         learner.kill()
         learner = swarm.resume(learner, name=f"life-{kill}")
@@ -191,7 +170,7 @@ def test_a_learner_killed_again_and_again_leads_its_run_to_the_end(swarm: Swarm,
         _says_goodbye(sampler)
         _all_that_was_told_is_on_record(learner, sampler)
     _is_one_run(learner, steps)
-    summary = json.loads((learner.run_dir / "summary.json").read_text())
+    summary = learner.summary()
     assert (summary["state"], summary["step"]) == ("finished", steps)
     assert summary["held_out"][-1]["version"] == steps
 
@@ -214,16 +193,6 @@ def test_a_demo_whose_learner_is_killed_ten_times_learns_all_the_same(tmp_path: 
         assert "the run is finished; thank you" in said
 
 
-@pytest.mark.long
-def test_a_demo_kills_its_learner_and_resumes_it(tmp_path: Path) -> None:
-    arguments = ("--kill-learner", "2", "--kill-seed", "1", "--steps", "12", "--samplers", "1")
-    done = run_command("demo", *arguments, "--json", "--run-dir", str(tmp_path / "run"), timeout_s=400)
-    assert done.returncode == 1, done.stderr[-3000:]  # in 12 steps nothing is learned
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert (summary["learner_killed"], summary["verified"], summary["steps"]) == (2, True, 12)
-    assert done.stderr.count("killed the learner (SIGKILL") == 2
-
-
 # -- stopped, damaged, asked for too much --------------------------------------------------------------------
 
 
@@ -240,14 +209,39 @@ def _damage(path: Path) -> None:
     path.write_bytes(content)
 
 
+def _says_what_it_keeps(learner: Learner) -> None:
+    """When it is stopped."""
+    learner.signal(signal.SIGTERM)
+    assert learner.wait() == 128 + signal.SIGINT
+    step, run_dir = _steps_written(learner)[-1], learner.run_dir
+    keeps = f"{run_dir} keeps the checkpoint of step {step}; go on with:  echo-node lead --resume {run_dir}"
+    assert learner.output().splitlines()[-1] == f"stopped at step {step} of 1000000; {keeps}"
+    assert is_whole(checkpoint_path(run_dir / "checkpoints", step))
+
+
+def _another_run_begins_with_its_model(swarm: Swarm, learner: Learner) -> None:
+    before, step = (learner.run_dir / "config.json").read_bytes(), _steps_written(learner)[-1]
+    given = ("--from", str(learner.run_dir), "--learning-rate", "2e-4", "--port", "0", "--steps", "1")
+    fork = swarm.lead(*given, name="fork")
+    swarm.scripted(fork.url(), name="other")
+    assert fork.wait() == 0, fork.output()
+    assert fork.says(f"a new run with the model of {learner.run_dir} after {step} steps, and a fresh optimiser")
+    config = json.loads((fork.run_dir / "config.json").read_text())
+    assert config["from"] == {"run": str(learner.run_dir), "step": step, "best": False, "model": "tiny"}
+    assert (config["learning_rate"], config["groups_per_step"]) == (2e-4, 4)
+    assert (learner.run_dir / "config.json").read_bytes() == before
+    assert fork.output().splitlines()[-1] == f"finished at step 1; run directory {fork.run_dir}"
+    fork.verified()
+
+
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS)
     sampler = swarm.scripted(learner.url(), name="sampler")
     url = learner.url()
     eventually(lambda: _has_taken(learner, 12), learner, "two checkpoints and more")
-    learner.signal(signal.SIGTERM)
-    assert learner.wait() == 128 + signal.SIGINT
+    _says_what_it_keeps(learner)
+    _another_run_begins_with_its_model(swarm, learner)
 
     _tear(learner.run_dir / "metrics.jsonl")
     _tear(learner.run_dir / "events.jsonl")
@@ -297,9 +291,9 @@ def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swa
     assert again.wait() == 0, again.output()
     _says_goodbye(sampler)
     _is_one_run(again, steps)
-    distances = [line["mismatch_kl"] for line in _lines(again, "metrics.jsonl") if "mismatch_kl" in line]
+    distances = [line["mismatch_kl"] for line in again.metrics() if "mismatch_kl" in line]
     assert max(distances) < 1e-3
-    assert max(line["staleness/max"] for line in _lines(again, "metrics.jsonl")) == 0
+    assert max(line["staleness/max"] for line in again.metrics()) == 0
 
 
 @pytest.mark.long
@@ -318,7 +312,7 @@ def test_groups_that_were_replaced_are_on_record_and_a_new_life_goes_on(swarm: S
     counted = _rows(again, "SELECT dropped_at, count(*) FROM groups WHERE reason = 'no_variance' GROUP BY dropped_at")
     assert len(counted) > steps / 2
     assert max(count for _, count in counted) <= 8
-    flat = [line["frac_reward_zero_std"] for line in _lines(again, "metrics.jsonl")]
+    flat = [line["frac_reward_zero_std"] for line in again.metrics()]
     assert sum(flat) / len(flat) < 0.5
 
 
@@ -341,7 +335,7 @@ def test_weights_that_cannot_be_made_again_are_replaced_by_a_later_incarnation(s
     versions = _rows(again, "SELECT incarnation FROM versions ORDER BY version")
     assert versions[0] < versions[-1]
     assert _steps_written(again) == list(range(1, steps + 1))
-    assert _verified(again)["batches"] == steps
+    assert again.verified()["batches"] == steps
 
 
 # -- the dial ------------------------------------------------------------------------------------------------
@@ -356,7 +350,7 @@ def _set(run_dir: Path, value: int) -> str:
 def _bounds_are_kept(learner: Learner) -> None:
     """The metrics' ages against the bound that each batch was recorded with."""
     bounds = dict(_rows(learner, "SELECT step, max_staleness FROM batches"))
-    for line in _lines(learner, "metrics.jsonl"):
+    for line in learner.metrics():
         assert line["staleness/max"] <= bounds[line["step"] - 1]
 
 
@@ -373,7 +367,7 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
     sampler = swarm.scripted(learner.url(), name="sampler")
     _takes(learner, 6)
     assert stat.S_IMODE(socket.stat().st_mode) == 0o600
-    assert max(line["staleness/max"] for line in _lines(learner, "metrics.jsonl")) == 4
+    assert max(line["staleness/max"] for line in learner.metrics()) == 4
 
     assert _set(run_dir, 0) == "max_staleness is 0 (was 4)"
     _takes(learner, 4)
@@ -401,7 +395,7 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
     assert "no learner runs in" in _refused("set", str(run_dir), "max-staleness=1")
     bounds = [row[0] for row in _rows(again, "SELECT max_staleness FROM batches ORDER BY step")]
     assert [bound for i, bound in enumerate(bounds) if bound != bounds[i - 1] or i == 0] == [4, 0, 2, 4, 1]
-    told = [line for line in _lines(again, "events.jsonl") if line["kind"] == "set"]
+    told = [line for line in again.events() if line["kind"] == "set"]
     assert {line["by"] for line in told} == {"socket"}
     changed = {
         key: [(line["before"], line["after"]) for line in told if line["key"] == key]
@@ -413,7 +407,7 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
         "publish_every_steps": [(5, 1), (1, 3), (3, 5), (5, 2)],
     }
     _bounds_are_kept(again)
-    _verified(again)
+    again.verified()
     assert sampler.process.poll() is None
 
 
@@ -437,12 +431,12 @@ def test_batches_are_trained_on_again_at_the_learning_rate_that_was_set_for_them
     _takes(again, 2)
     assert again.says("training again on the recorded batches ")
     assert "diverged" not in _kinds(again)
-    rates = [line["learning_rate"] for line in _lines(again, "metrics.jsonl")]
+    rates = [line["learning_rate"] for line in again.metrics()]
     assert [rate for i, rate in enumerate(rates) if i == 0 or rate != rates[i - 1]] == [1e-3, 1e-4, 2e-4]
     table = {one["key"]: one["value"] for one in again.status()["settings"]}
     assert table["learning_rate"] == 2e-4
     again.kill()
-    _verified(again)
+    again.verified()
 
 
 # -- a trainer that stands still -----------------------------------------------------------------------------
@@ -463,4 +457,4 @@ def test_a_trainer_that_stands_still_is_replaced(swarm: Swarm) -> None:
     assert {"trainer_restarted"} <= _kinds(learner)
     assert "diverged" not in _kinds(learner)
     learner.kill()
-    _verified(learner)
+    learner.verified()

@@ -1,83 +1,20 @@
-"""A learner that is asked to stop, and one that begins with the model of another, as real processes."""
+"""Learners and commands that are asked to stop, as real processes."""
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import signal
 import subprocess
 import sys
-import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from swarm.learner.checkpoint.files import checkpoint_path, is_whole
-from tests.integration.processes import Node, Swarm, command, eventually, swarm_in
+from tests.integration.processes import Node, Swarm, eventually
 
 ENDLESS = ("--steps", "1000000", "--port", "0")
-
-
-@pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Swarm]:
-    with swarm_in(tmp_path) as processes:
-        yield processes
-
-
-def fetched(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        return json.loads(answer.read())
-
-
-@pytest.mark.slow
-def test_a_stopped_learner_keeps_what_it_says_and_another_run_begins_with_its_model(swarm: Swarm) -> None:
-    learner = swarm.lead("--learning-rate", "1e-3", *ENDLESS)
-    sampler = swarm.scripted(learner.url(), name="sampler")
-    eventually(lambda: learner.status()["step"] >= 3, learner, "three steps")
-    page = json.loads((learner.run_dir / "dashboard.json").read_text())
-    assert f"page {page['url']}/?token={page['token']}" in learner.output().splitlines()
-    rollouts = fetched(f"{page['url']}/api/rollouts?count=2")
-    assert [len(group["rollouts"]) for group in rollouts["groups"]] == [4, 4]
-    assert rollouts["groups"][0]["prompt"].endswith("=")
-    assert {"learner", "publication"} < {one["lane"] for one in fetched(f"{page['url']}/api/timeline")["all"]}
-    assert command("dashboard", str(learner.run_dir)).stdout == f"page {page['url']}/?token={page['token']}\n"
-    sampler.signal(signal.SIGINT)
-    assert sampler.wait() == 0
-    assert "leaving; " in sampler.output()
-    assert "left the swarm; " in sampler.output().splitlines()[-1]
-    learner.signal(signal.SIGINT)
-    assert learner.wait() == 130
-    said = learner.output().splitlines()
-    step = json.loads((learner.run_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"]
-    assert f"stopping; waiting for the checkpoint of step {step} (again to stop at once)" in said
-    go_on = f"go on with:  echo-node lead --resume {learner.run_dir}"
-    assert (
-        said[-1] == f"stopped at step {step} of 1000000; {learner.run_dir} keeps the checkpoint of step {step}; {go_on}"
-    )
-    assert is_whole(checkpoint_path(learner.run_dir / "checkpoints", step))
-
-    before = (learner.run_dir / "config.json").read_bytes()
-    fork = swarm.lead("--from", str(learner.run_dir), "--learning-rate", "2e-4", "--steps", "1", name="fork")
-    swarm.scripted(fork.url(), name="other")
-    assert fork.wait() == 0, fork.output()
-    assert f"a new run with the model of {learner.run_dir} after {step} steps, and a fresh optimiser" in fork.output()
-    config = json.loads((fork.run_dir / "config.json").read_text())
-    assert config["from"] == {"run": str(learner.run_dir), "step": step, "best": False, "model": "tiny"}
-    assert (config["learning_rate"], config["groups_per_step"]) == (2e-4, 4)
-    assert (learner.run_dir / "config.json").read_bytes() == before
-    assert fork.output().splitlines()[-1] == f"finished at step 1; run directory {fork.run_dir}"
-    verified = command("verify", str(fork.run_dir))
-    assert verified.returncode == 0, verified.stderr
-
-    resumed = swarm.resume(learner, name="resumed")
-    eventually(lambda: resumed.status()["state"] == "running", resumed, "it runs")
-    assert resumed.status()["step"] == step
-    assert json.loads((learner.run_dir / "dashboard.json").read_text()) == page
-    assert "training again" not in resumed.output()
 
 
 @pytest.mark.slow

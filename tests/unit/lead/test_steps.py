@@ -652,3 +652,12 @@ async def test_steps_are_told_now_and_then_and_a_measurement_names_its_version(t
     assert not any(line.startswith(("step 2/", "step 3/")) for line in loop.said), "within ten seconds"
     assert "version 0: held-out exact match 1.000, unaudited" in loop.said, "nobody could audit it"
     assert loop.steps.held_out[-1]["unaudited"] == 1
+
+
+@pytest.mark.parametrize(
+    ("saved", "waited_for"), [(None, "the checkpoint of step 3"), (2, "the checkpoint of step 3"), (3, "")]
+)
+async def test_a_learner_that_stops_between_steps_waits_for_what_is_not_saved(
+    saved: int | None, waited_for: str, tmp_path: Path
+) -> None:
+    assert Loop(tmp_path, step=3, saved_step=saved).steps.request_stop() == waited_for
