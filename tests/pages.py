@@ -15,6 +15,7 @@ import msgspec.inspect as spec
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from swarm.node.exposition import EVERY, JOINED, LEARNER, OTHER, PREFIX, Figure
 from swarm.plan.scenario import Scenario
 from swarm.settings import RESUMED, Flag, JoinConfig, Key, LeadConfig, headings, sections
 from swarm.wire import PROTOCOL, Message
@@ -28,6 +29,7 @@ ROOMS = (
 """Modules with what nodes say to one another, in the order of the page."""
 
 SETTING = ("setting", "flag", "meaning", "default")
+METRIC = ("metric", "type", "labels", "what")
 SCENARIO = ("table", "keys, with what is taken when they are left out", "what")
 LOCAL = {"GoodPeers", "Sealed", "Prompt", "Score", "Observed", "Unscored"}
 """Messages of these modules that never leave their machine, or are described by hand."""
@@ -68,6 +70,11 @@ def _default(field: FieldInfo) -> str:
         return "has to be given"
     value = field.get_default()
     return "none" if value in (None, "", (), {}) else str(value).lower() if isinstance(value, bool) else f"`{value}`"
+
+
+def _metric(figure: Figure) -> Iterable[str]:
+    labels = f"`{figure.label}`: {', '.join((*figure.values, OTHER))}" if figure.label else ""
+    return f"`{PREFIX}{figure.name}`", "counter" if figure.name.endswith("_total") else "gauge", labels, figure.help
 
 
 def _messages(*, notes: bool) -> Iterator[str]:
@@ -135,6 +142,9 @@ def _table_in(kind: object) -> type[BaseModel] | None:
 PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "lead": lambda: _table(SETTING, _sections(LeadConfig)),
     "join": lambda: _table(SETTING, _sections(JoinConfig)),
+    "every": lambda: _table(METRIC, map(_metric, EVERY)),
+    "learner": lambda: _table(METRIC, map(_metric, LEARNER)),
+    "joined": lambda: _table(METRIC, map(_metric, JOINED)),
     "protocol": lambda: [f"This is protocol {PROTOCOL}.\n"],
     "messages": lambda: _messages(notes=False),
     "notes": lambda: _messages(notes=True),

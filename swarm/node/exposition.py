@@ -1,7 +1,8 @@
 """`/metrics`: a node's status in the words of Prometheus. It says nothing that `/v1/status` does not say.
 
-EVERY, LEARNER and JOINED list all of it. What a status does not have yet is left out. Label values come from sets of
-our own: a word that is in none counts as `other`, so strangers add no series, whatever they send.
+EVERY, LEARNER and JOINED list all of it, and docs/metrics.md shows them. What a status does not have yet is
+left out. Label values come from sets of our own: a word that is in none counts as `other`, so strangers add no series,
+whatever they send.
 """
 
 from __future__ import annotations

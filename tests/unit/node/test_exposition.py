@@ -19,6 +19,7 @@ from swarm.node.exposition import EVERY, JOINED, LEARNER, OTHER, PREFIX, metrics
 from tests.monitoring import ALERTS, DASHBOARDS, alerts, expressions, needs_prometheus
 from tests.unit.node.test_network import learner
 
+ROOT = Path(__file__).parents[3]
 FIGURES = {PREFIX + figure.name: figure for figure in (*EVERY, *LEARNER, *JOINED)}
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 HOSTILE = '"} 1\n# \x1b[2J {evil="'
@@ -176,6 +177,11 @@ async def test_a_real_node_answers_without_our_protocol_and_within_its_limits(tm
 
 
 # -- what speaks of it -------------------------------------------------------------------------------------------------
+
+
+def test_the_document_has_a_row_for_each_alert() -> None:
+    text = (ROOT / "docs/metrics.md").read_text().partition("## Alerts\n")[2]
+    assert re.findall(r"^\| `(\w+)`", text, re.MULTILINE) == [rule["alert"] for rule in alerts()]
 
 
 def asked() -> list[tuple[str, str]]:
