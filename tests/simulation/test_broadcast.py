@@ -74,7 +74,7 @@ def test_many_random_transfers_keep_the_invariants(first: int) -> None:
         run_plan(BroadcastPlan.random(seed), seed)
 
 
-@pytest.mark.parametrize("seed", [3, 8])
+@pytest.mark.parametrize("seed", [3, 270])  # In 270 nodes that nobody links to starved once
 def test_a_seed_gives_the_same_run_twice(seed: int) -> None:
     first = run_plan(BroadcastPlan.random(seed), seed)
     assert run_plan(BroadcastPlan.random(seed), seed) == first

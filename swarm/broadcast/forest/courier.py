@@ -111,7 +111,6 @@ class Pulls:
 
     def arrived(self, index: int, *, from_parent: bool, now: float) -> None:
         stripe = index % self._stripes
-        self._moved_at[stripe] = now
         self._arrivals += 1
         self._arrived_at = now
         if self._began_at is None:
@@ -120,8 +119,10 @@ class Pulls:
             self._seen[stripe] = index
         if index > self._reach:
             self._reach = index
-        if from_parent and index > self._front[stripe]:
-            self._front[stripe] = index
+        if from_parent:
+            # What is pulled does not count: each chunk of a parent that never links would be waited for anew.
+            self._moved_at[stripe] = now
+            self._front[stripe] = max(self._front[stripe], index)
 
     def ask(self, index: int, peer: NodeId, *, now: float) -> None:
         assert len(self.asks) < MAX_INDICES

@@ -205,6 +205,17 @@ def test_a_parent_whose_link_is_still_to_come_is_waited_for() -> None:
     assert wants(core, [PARENT, A, LEARNER], now) == {}
 
 
+def test_what_is_pulled_for_a_parent_that_never_links_does_not_begin_its_patience_again() -> None:
+    core = courier(100, routes([A], [[]]), LEARNER)
+    now = ticked(core, 0.0, SILENT_S + TICK_S)
+    (first,) = wants(core, [LEARNER], now).values()
+    for index in first:
+        core.arrived(LEARNER, index, NoteKind.COPY, None, now=now + TICK_S)
+    now = ticked(core, now, now + 2 * TICK_S)
+    (second,) = wants(core, [LEARNER], now).values()
+    assert second[0] == first[-1] + 1
+
+
 def test_nothing_that_a_peer_says_breaks_a_cap() -> None:
     core = courier(1000, routes([PARENT], [[A]]), PARENT, A)
     for number in range(100):
