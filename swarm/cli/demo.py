@@ -13,9 +13,10 @@ import sys
 import time
 import tomllib
 import webbrowser
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random, SystemRandom
 from resource import RUSAGE_CHILDREN, getrusage
@@ -372,6 +373,7 @@ class Demo:
             "held_out_after": after,
             "steps": final["step"],
             "turns_per_rollout": final["metrics"].get("episode/turns/mean", 1.0),
+            "largest_fall": largest_fall(held_out),
             **spent,
             "verified": not verified.breaches,
             "rollouts_accepted": verified.accepted,
@@ -439,6 +441,12 @@ def cpu_s() -> float:
     """Return the CPU time of all processes that ended and were waited for: children, and theirs."""
     used = getrusage(RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def largest_fall(held_out: Sequence[dict[str, float]]) -> float:
+    """Return by how much the share of right answers fell most from one evaluation to the next, from step 20 on."""
+    late = [one["exact_match"] for one in held_out if one["version"] >= 20]
+    return max([0.0, *(before - after for before, after in pairwise(late))])
 
 
 def verdict(did: str, *, learned: bool, control: bool, steps: int) -> str:

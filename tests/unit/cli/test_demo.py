@@ -17,7 +17,7 @@ from typing import Any, Literal
 import aiohttp
 import pytest
 
-from swarm.cli.demo import REAL, Demo, show_of, verdict
+from swarm.cli.demo import REAL, Demo, largest_fall, show_of, verdict
 from swarm.errors import EchoError, UserError
 from swarm.rollout.journal.verify import Report
 from swarm.run.directory import create_run_directory
@@ -143,6 +143,15 @@ def test_the_demos_exclude_one_another() -> None:
             DemoConfig(**given)
 
 
+@pytest.mark.parametrize(
+    ("shares", "fall"),
+    [([0.1, 0.5, 0.4, 0.6, 0.55], 0.05), ([0.5, 0.1, 0.2, 0.3, 0.4], 0.0), ([0.5], 0.0), ([], 0.0)],
+)
+def test_the_largest_fall_is_between_two_evaluations_after_step_20(shares: list[float], fall: float) -> None:
+    held_out = [{"version": 10.0 * number, "exact_match": share} for number, share in enumerate(shares)]
+    assert largest_fall(held_out) == pytest.approx(fall)
+
+
 @pytest.mark.parametrize(("metrics", "turns"), [({"episode/turns/mean": 4.5}, 4.5), ({}, 1.0)])
 def test_the_summary_says_how_many_turns_a_rollout_has(
     metrics: dict[str, float], turns: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,7 +168,7 @@ def test_the_summary_says_how_many_turns_a_rollout_has(
     monkeypatch.setattr(demo, "_show_episode", lambda: said.append("an episode"))
     summary = demo._finish(Report(groups_per_step=32, group_size=8), {"wall_s": 1.0, "cpu_s": 2.0})
     assert (summary["turns_per_rollout"], summary["learned"], summary["verified"]) == (turns, True, True)
-    assert (summary["wall_s"], summary["cpu_s"]) == (1.0, 2.0)
+    assert (summary["wall_s"], summary["cpu_s"], summary["largest_fall"]) == (1.0, 2.0, 0.0)
     assert said[:2] == ["an episode", "success from held-out starts 0.000 -> 0.950 in 1 steps and 1 s"]
     assert said[2] == "It learned: the last version finds its way from where it never trained."
 
