@@ -14,6 +14,7 @@ import swarm.gossip.records
 import swarm.net.sessions
 import swarm.net.signing
 import swarm.node.bootstrap
+import swarm.node.hello
 import swarm.rollout.messages
 import swarm.types
 from swarm.types import Observed, Score
@@ -23,11 +24,10 @@ MODULES = (
     swarm.types,
     swarm.rollout.messages,
     swarm.broadcast.version.manifest,
+    swarm.node.hello,
     swarm.node.bootstrap,
     swarm.gossip.records,
     swarm.gossip.reachability,
-    swarm.gossip.records,
-    swarm.node.bootstrap,
     swarm.net.signing,
     swarm.net.sessions,
 )
