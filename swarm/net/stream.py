@@ -121,6 +121,7 @@ class Stream:
         self._paused_writing = self._paused_reading = False
         self._closed = False
         self._lowat = 1
+        self._in_record = False
         self._unsent = UNSENT_BYTES
         self._sent_before = 0
         self._rate = 0.0
@@ -242,6 +243,7 @@ class Stream:
                     self._loop.remove_reader(self._fd)
                     return
                 count = self._sock.recv_into(self._into[self._filled : self._filled + budget])
+                self._in_record = False
                 if count == 0:
                     raise ConnectionResetError("the other side closed the link")
                 budget -= count
@@ -250,6 +252,7 @@ class Stream:
                 if self._filled == len(self._into):
                     self._filled_up()
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            self._in_record = self._tls
             return
         except (OSError, ProtocolError) as error:
             self.close(error)
@@ -260,9 +263,10 @@ class Stream:
     def _waits_for_more(self) -> bool:
         """Return True if it is better to sleep until more of a chunk is there: each of its dozen packets would wake us.
 
-        This is decided before any of the chunk is read: the kernel cannot tell the size of a TLS record read in part.
+        This is decided before any of the chunk is read, or of its first TLS record: what TLS has taken of a record that
+        is not whole yet, the kernel does not count, so on a quiet link the rest would never be enough to wake us.
         """
-        if self._frame is None or self._filled:
+        if self._frame is None or self._filled or self._in_record:
             return False
         wanted = min(self._frame.size, WAKE_BYTES)
         available = int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)

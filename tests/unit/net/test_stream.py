@@ -7,9 +7,10 @@ import heapq
 import itertools
 import random
 import socket
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import pytest
@@ -18,7 +19,7 @@ import uvloop
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.pace import Pace
 from swarm.net.server import NodeServer
-from swarm.net.stream import HEADER, PREAMBLE, Frame, Outgoing, open_stream, unpack_frame
+from swarm.net.stream import HEADER, PREAMBLE, Frame, Outgoing, open_stream, start_tls, unpack_frame
 from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.types import Address
 from tests.builders import v
@@ -100,6 +101,41 @@ async def test_frames_come_whole_byte_by_byte_and_several_in_one_segment() -> No
         raw.send(b"".join(frame_of(p).header + p for p in (b"a", b"", b"ccc" * 1000)))
         await until(lambda: len(place.came) == 5)
         assert [payload for _, payload in place.came][2:] == [b"a", b"", b"ccc" * 1000]
+
+
+async def test_a_tls_record_whose_last_bytes_come_late_is_read_though_nothing_follows(certificate: ServerTls) -> None:
+    """TLS takes the part that is here out of the kernel, so that what is left is less than a wake-up waits for."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        raw = socket.create_connection(server.getsockname())
+        sock, _ = server.accept()
+    raw.setblocking(False)
+    sock.setblocking(False)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(coming, going)
+    accepted = asyncio.create_task(start_tls(sock, certificate.context, server_side=True))
+    while not accepted.done():
+        with suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+        await loop.sock_sendall(raw, going.read())
+        with suppress(BlockingIOError):
+            coming.write(raw.recv(65_536))
+        await asyncio.sleep(0)
+    place = at(await accepted, Place())
+    content = random.Random(1).randbytes(4000)
+    client.write(frame_of(content).header)
+    await loop.sock_sendall(raw, going.read())
+    await until(lambda: place.stream._frame is not None)
+    client.write(content)
+    record = going.read()
+    await loop.sock_sendall(raw, record[:-10])
+    await until(lambda: place.stream._in_record)
+    await loop.sock_sendall(raw, record[-10:])
+    await until(lambda: [payload for _, payload in place.came] == [content])
+    place.stream.close()
+    raw.close()
 
 
 # -- ends ----------------------------------------------------------------------------------------------------
