@@ -140,15 +140,17 @@ def _wrong_region(version: HeldVersion, place: int) -> HeldVersion:
     )
 
 
+@pytest.mark.parametrize("number", [1, 3], ids=["sparse", "whole"])
 def test_a_region_that_does_not_decode_to_what_was_signed_is_never_written(
-    started: Here, pool: ThreadPoolExecutor
+    started: Here, pool: ThreadPoolExecutor, number: int
 ) -> None:
+    assert (started.versions[number].table.regions[5].codec == "sparse") == (number == 1)
     with pytest.raises(ProtocolError, match="does not decode"):
-        started.map.apply(_wrong_region(started.versions[1], 5), pool)
+        started.map.apply(_wrong_region(started.versions[number], 5), pool)
     assert started.map.content(5) == started.region(v(0), 5)
     assert started.map.version is None
-    started.map.apply(started.handed(1), pool)
-    assert started.content() == started.publisher.history[v(1)]
+    started.map.apply(started.handed(number), pool)
+    assert started.content() == started.publisher.history[v(number)]
 
 
 # -- cut off -------------------------------------------------------------------------------------------------
