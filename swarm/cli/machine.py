@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from swarm.cli.plan import Json
+from swarm.cli.options import Json
 from swarm.errors import UserError
 from swarm.types import printable
 

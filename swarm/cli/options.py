@@ -20,6 +20,8 @@ KINDS = {int: "<int>", float: "<number>", Path: "<path>"}
 
 OTHER = "Options"  # Heading of options in no section
 
+Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
+
 
 class Sections(TyperCommand):
     """A command whose help lists its options in sections."""

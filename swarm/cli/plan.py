@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swarm.cli.options import Json
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ ScenarioFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="A scena
 IdleTarget = Annotated[
     float, typer.Option(min=0.001, max=0.9, help="Share of the time that the learner may wait. Default: 0.02.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
 
 def plan(file: ScenarioFile, idle_target: IdleTarget = 0.02, as_json: Json = False) -> None:

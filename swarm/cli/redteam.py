@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from swarm.cli.plan import Json
+from swarm.cli.options import Json
 
 STEPS = 120  # Honest samplers have then learned the copy task, also beside other work
 CROWD_STEPS = 40  # Enough for each attacker on the wire to be audited, and for one that begins late to be seen

@@ -20,9 +20,9 @@ import typer
 from swarm import __version__
 from swarm.cli.chat import chat
 from swarm.cli.machine import doctor, service_app
-from swarm.cli.options import Sections, with_settings
+from swarm.cli.options import Json, Sections, with_settings
 from swarm.cli.own import finish, leave, limits, logs, pause, resume
-from swarm.cli.plan import Json, plan
+from swarm.cli.plan import plan
 from swarm.cli.redteam import redteam
 from swarm.cli.runs import audit, dashboard, export_app, report, set_value, status, verify
 from swarm.cli.simulate import simulate

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swarm.cli.options import Json
 from swarm.cli.own import StateDir, ask_own
-from swarm.cli.plan import Json
 from swarm.errors import Damaged, UserError
 from swarm.lead.dials import checked
 from swarm.types import printable

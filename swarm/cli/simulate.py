@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from swarm.cli.plan import Json, ScenarioFile, load_scenario, planned, progress
+from swarm.cli.options import Json
+from swarm.cli.plan import ScenarioFile, load_scenario, planned, progress
 from swarm.errors import UserError
 from swarm.pay.prices import HOUR_S
 
