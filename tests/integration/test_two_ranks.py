@@ -427,7 +427,8 @@ def test_a_rank_that_stands_still_is_ended(two: Two) -> None:
 def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         swarm.lead_with(checkpoint_every_steps=2, device="cpu")
-        learner = swarm.lead("--port", "0", "--steps", "6", "--trainer-ranks", "2")
+        # Many steps, so that the run is not over before its rank is found and killed.
+        learner = swarm.lead("--port", "0", "--steps", "40", "--trainer-ranks", "2")
         swarm.scripted(learner.url(), name="sampler")
         eventually(lambda: learner.status()["step"] > 2, learner, "a checkpoint and more steps")
         (second,) = [child for child in learner.children() if child.environ().get("RANK") == "1"]
@@ -437,7 +438,7 @@ def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
         assert "rank 1 of the trainer was killed by SIGKILL" in restarted["reason"]
         assert not [event for event in learner.events() if event["kind"] == "diverged"]
         # What each rank wrote into the published file, and what rank 0 gathered for the checkpoint.
-        saved = load_file(learner.run_dir / "checkpoints" / "step-000006" / "model.safetensors")
+        saved = load_file(learner.run_dir / "checkpoints" / "step-000040" / "model.safetensors")
         assert (learner.run_dir / "versions" / "weights.bin").read_bytes() == b"".join(
             saved[spec.name].view(torch.uint8).numpy().tobytes() for spec in stream_tensors(tiny_model(0))
         )
