@@ -5,25 +5,29 @@ queue for each link, in index order. A link is asked for its next frame only whe
 delays only its own subtree. A child that joins, comes back, or gets this node as its parent in a new plan says what it
 holds (Have) and is sent the rest.
 
-A node pulls what the trees lost and, at the end, what a slow parent still has. A chunk is overdue if its stripe has
-been silent for too long (sooner if its parent is not linked), or if its parent sent a later chunk some time ago, so
-that this one was lost, or refused as wrong. The node asks (Want) a peer known to hold the chunk, else a parent in
-another stripe, else the learner, and passes the chunk on to its children like any other. A peer sends what it is asked
-for as soon as it holds it, and says what it holds. Pulls end by themselves when new routes come.
+A plan believes in uplinks that differ from the true ones, so some parents lag and others have uplink to spare. A node
+with nothing to send offers help: it says what it holds. A node asks such helpers (Want) for chunks of stripes that lag,
+passes them on to its children like any other, and tells its parents what it holds now, which they need not send. A
+parent with a backlog gives each child chunks that it gave nobody yet, so that helpers get what nobody else can give.
 
-Bounds: an index is in a link's queue once. For each peer at most MAX_INDICES requests wait for a chunk, and as many
-wait for the link. This node has at most MAX_INDICES open asks in all.
+A node also pulls what the trees lost. A chunk is overdue if its stripe has been silent for too long (sooner if its
+parent is not linked), or if its parent sent a later chunk some time ago, so that this one was lost, or refused as
+wrong. The node asks a peer known to hold the chunk, else a parent in another stripe, else the learner. A peer that
+lacks what it is asked for says what it holds. Pulls end by themselves when new routes come.
+
+Bounds: an index is in a link's queue once. For each peer at most MAX_INDICES requests wait for the link. This node has
+at most MAX_INDICES open asks in all.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from math import inf
 from random import Random
 
+from swarm.broadcast.forest.pulls import ASK_S, TICK_S, Pulls
 from swarm.broadcast.notes import (
     MAX_INDICES,
     Behind,
@@ -39,177 +43,14 @@ from swarm.broadcast.notes import (
 )
 from swarm.types import NodeId
 
-TICK_S = 1.0  # How often the node looks for overdue chunks
-
-PATIENCE_TICKS = 3
-"""A chunk is missed once its parent sent a later one 3 s ago. Chunks go by index, and a retransmission takes less."""
-
-ORPHAN_S = 1.0  # A stripe whose parent left is pulled after this time; a new plan mostly comes sooner
-
-SILENT_S = 8.0
-"""A silent stripe is pulled after this time: an orphaned parent has recovered by then, and a parent that was not linked
-yet is."""
-
-SILENT_INTERVALS = 8  # On top of SILENT_S, in mean intervals between chunks, because a slow swarm needs longer
-
-END_SHARE = 0.03
-"""If another peer has been complete for this share of the transfer's time, the parents of the chunks still missing are
-too slow. A shorter delay is normal for the last chunks."""
-
-BEHIND_S = 8.0
-"""A stripe this far behind the median stripe, and still losing ground, has a parent that cannot keep up."""
-
-BEHIND_SHARE = 0.8
-"""The stripe must also run at under a fifth of the others' pace. Where all uplinks are full, stripes that started late
-catch up at the others' cost, which is nobody's fault: at half of the pace, moves made a transfer of 64 peers take 1.5
-times as long."""
-
-BEHIND_TICKS = 5  # Ticks over which falling behind is measured; a new parent gets as many to catch up
-ASK_S = 4.0  # An unanswered ask goes to another peer after this time
-TRIES = 2  # Peers asked in vain before the learner is asked
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A chunk that `peer` was asked for."""
-
-    peer: NodeId
-    until: float
-
-
-class Pulls:
-    """Progress by stripe, and at most MAX_INDICES open asks. `held` is the owner's bitmap; this class only reads it."""
-
-    def __init__(self, *, count: int, stripes: int, held: bytearray) -> None:
-        self._count = count
-        self._stripes = stripes
-        self._held = held
-        self._low = list(range(stripes))
-        self._reach = -1
-        self._front = [-1] * stripes
-        self._fronts: deque[list[int]] = deque(maxlen=PATIENCE_TICKS)
-        self._moved_at: list[float | None] = [None] * stripes
-        self._orphaned = [False] * stripes
-        self._began_at: float | None = None
-        self._arrived_at = 0.0
-        self._arrivals = 0
-        self._seen = [-1] * stripes
-        self._lags: deque[list[float]] = deque(maxlen=BEHIND_TICKS)
-        self._changed = [0] * stripes
-        self._tries: dict[int, int] = {}
-        self.asks: dict[int, Ask] = {}
-
-    def begin(self, *, now: float) -> None:
-        """Start the patience of every stripe when the first link is up. Later calls change nothing."""
-        self._moved_at = [now if at is None else at for at in self._moved_at]
-
-    def restart(self, stripe: int, *, orphaned: bool = False, now: float) -> None:
-        """Start a stripe's patience again, because its parent came, changed or left."""
-        self._moved_at[stripe] = now
-        self._orphaned[stripe] = orphaned
-        self._changed[stripe] = BEHIND_TICKS
-
-    def arrived(self, index: int, *, from_parent: bool, now: float) -> None:
-        stripe = index % self._stripes
-        self._arrivals += 1
-        self._arrived_at = now
-        if self._began_at is None:
-            self._began_at = now
-        if index > self._seen[stripe]:
-            self._seen[stripe] = index
-        if index > self._reach:
-            self._reach = index
-        if from_parent:
-            # What is pulled does not count: each chunk of a parent that never links would be waited for anew.
-            self._moved_at[stripe] = now
-            self._front[stripe] = max(self._front[stripe], index)
-
-    def ask(self, index: int, peer: NodeId, *, now: float) -> None:
-        assert len(self.asks) < MAX_INDICES
-        self.asks[index] = Ask(peer, now + ASK_S)
-
-    def expire(self, *, now: float) -> None:
-        """Give up asks that were not answered in time."""
-        for index in [index for index, ask in self.asks.items() if ask.until <= now]:
-            del self.asks[index]
-            self._tries[index] = self._tries.get(index, 0) + 1
-
-    def exhausted(self, index: int) -> bool:
-        """Return True if enough peers were asked in vain, so that the learner is next."""
-        return self._tries.get(index, 0) >= TRIES
-
-    def forget(self) -> None:
-        self.asks.clear()
-        self._tries.clear()
-
-    def overdue(self, *, now: float) -> list[int]:
-        """Return at most MAX_INDICES chunks that are missing, late and not asked for, in index order.
-
-        Call it once a tick: it remembers how far each stripe was PATIENCE_TICKS ago.
-        """
-        lost = [self._is_lost(stripe, now) for stripe in range(self._stripes)]
-        end = self._count if all(lost) else self._reach + 1
-        fronts = self._fronts[0] if len(self._fronts) == PATIENCE_TICKS else [-1] * self._stripes
-        found: list[int] = []
-        for stripe in range(self._stripes):
-            found += self._missing(range(self._lowest(stripe), end if lost[stripe] else fronts[stripe], self._stripes))
-        self._fronts.append(list(self._front))
-        return sorted(found)[:MAX_INDICES]
-
-    def behind(self) -> list[int]:
-        """Return the stripes whose parents cannot keep up. Call it once a tick."""
-        middle = sorted(self._seen)[self._stripes // 2]
-        lags = [(middle - seen) / self._stripes * self._interval_s() for seen in self._seen]
-        before = self._lags[0] if len(self._lags) == BEHIND_TICKS else None
-        self._lags.append(lags)
-        self._changed = [max(0, ticks - 1) for ticks in self._changed]
-        if before is None:
-            return []
-        growth_s = BEHIND_SHARE * BEHIND_TICKS * TICK_S
-        return [
-            stripe
-            for stripe, (lag, old) in enumerate(zip(lags, before, strict=True))
-            if lag > BEHIND_S and lag - old > growth_s and not self._changed[stripe]
-        ]
-
-    def last_missing(self, *, whole_at: float | None, now: float) -> list[int]:
-        """Return chunks that are missing and not asked for, if another peer has been complete for long enough. The
-        highest come first, because the parents go on sending the lowest."""
-        if whole_at is None or not self._is_ending(whole_at, now):
-            return []
-        return self._missing(range(self._count - 1, -1, -1))
-
-    def _is_ending(self, whole_at: float, now: float) -> bool:
-        return self._began_at is not None and now - whole_at >= max(TICK_S, END_SHARE * (now - self._began_at))
-
-    def _is_lost(self, stripe: int, now: float) -> bool:
-        moved_at = self._moved_at[stripe]
-        if moved_at is None:
-            return False
-        silent_s = SILENT_S + SILENT_INTERVALS * self._interval_s()
-        return now - moved_at >= (ORPHAN_S if self._orphaned[stripe] else silent_s)
-
-    def _interval_s(self) -> float:
-        """Return the mean time between two chunks of a stripe, from the first arrival to the last."""
-        if self._began_at is None:
-            return 0.0
-        return (self._arrived_at - self._began_at) * self._stripes / self._arrivals
-
-    def _lowest(self, stripe: int) -> int:
-        """Return the first chunk of a stripe that is missing, or one past its end."""
-        low = self._low[stripe]
-        while low < self._count and has_bit(self._held, low):
-            low += self._stripes
-        self._low[stripe] = low
-        return low
-
-    def _missing(self, indices: Iterable[int]) -> list[int]:
-        """Return the first MAX_INDICES of these chunks that are missing and not asked for."""
-        missing = (index for index in indices if not has_bit(self._held, index) and index not in self.asks)
-        return list(islice(missing, MAX_INDICES))
-
-
 ASKED_OF_ONE = 16  # Chunks asked of one peer at a time: 1 MiB of 64 KiB chunks
+
+ASKED_OF_HELPER = 2  # Chunks asked of one helper at a time: others ask it too
+HELPED_AT_ONCE = 4  # Linked peers, drawn by lot, to whom a node with nothing to send offers help in each tick
+OFFER_S = 2.5  # An offer counts for so long, or from the helper's last chunk on
+
+BACKLOG = 8  # With more chunks waiting, a link is given one that nobody was given yet, if there is one
+BACKLOG_SCAN = 32  # among so many of the newest
 
 MAX_NOTES = 2
 """A peer with this many notes waiting is sent no more requests or complaints. The newest Have may come on top."""
@@ -228,14 +69,15 @@ would hold up everybody."""
 
 @dataclass(slots=True)
 class _Link:
-    """The state of one link. Bit i of `theirs` is set if the peer says it has chunk i, sent it or was sent it."""
+    """The state of one link. Bit i of `theirs` is set if the peer says it has chunk i, sent it or was sent it. It is
+    asked to help until `helps_until`."""
 
     theirs: bytearray
+    helps_until: float = -inf
     told_at: float | None = None
     notes: deque[Note] = field(default_factory=deque)
     queue: list[int] = field(default_factory=list)
-    asked: deque[int] = field(default_factory=deque)
-    wishes: set[int] = field(default_factory=set)
+    asked: dict[int, float] = field(default_factory=dict)
 
 
 class TreeCourier:
@@ -255,12 +97,14 @@ class TreeCourier:
         self.pulled = 0
         self.stripes = len(routes.parents)
         self._pulls = Pulls(count=count, stripes=self.stripes, held=self._held)
-        self._wishers: dict[int, dict[NodeId, None]] = {}
+        self._pulls.chunks_per_s = routes.chunks_per_s
         self._limit = LEAD_ROUNDS * self.stripes
         self._until_paced = 0
         self._ahead: dict[NodeId, None] = {}
         self._tick_at: float | None = None
-        self._whole_at: float | None = None
+        self._given = bytearray(self._held)
+        self._late: list[int] = []
+        self._helped: set[int] = set()
         self._complaints: dict[tuple[NodeId, int], None] = {}
 
     def held_by(self, peer: NodeId) -> int:
@@ -274,6 +118,7 @@ class TreeCourier:
         """Take a plan with as many stripes. Tell new parents what is held, and queue what new children lack."""
         assert len(routes.parents) == self.stripes
         old, self._routes = self._routes, routes
+        self._pulls.chunks_per_s = routes.chunks_per_s
         for stripe in range(self.stripes):
             if routes.parents[stripe] != old.parents[stripe]:
                 self._pulls.restart(stripe, now=now)
@@ -297,6 +142,7 @@ class TreeCourier:
         for index in range(stripe, self._count, self.stripes):
             if has_bit(self._held, index) and not has_bit(link.theirs, index) and index not in queued:
                 link.queue.append(index)
+                set_bit(self._given, index)
         heapify(link.queue)
         self._ready[child] = None
 
@@ -314,10 +160,8 @@ class TreeCourier:
         self._arm(now)
 
     def leave(self, peer: NodeId, *, now: float) -> None:
-        link = self._links.pop(peer, None)
+        self._links.pop(peer, None)
         self._ready.pop(peer, None)
-        for index in link.wishes if link is not None else ():
-            del self._wishers[index][peer]
         for index in [index for index, ask in self._pulls.asks.items() if ask.peer == peer]:
             del self._pulls.asks[index]
         for stripe, parent in enumerate(self._routes.parents):
@@ -335,19 +179,21 @@ class TreeCourier:
             set_bit(link.theirs, index)
         from_parent = kind is NoteKind.FRESH and self._routes.parents[index % self.stripes] == peer
         self._pulls.arrived(index, from_parent=from_parent, now=now)
-        self._pulls.asks.pop(index, None)
+        asked = self._pulls.asks.pop(index, None)
+        if asked is not None and link is not None and asked.peer == peer:
+            link.helps_until = max(link.helps_until, now + OFFER_S)
+            self._ask_helper(peer, link, now)
         if has_bit(self._held, index):
             return
         set_bit(self._held, index)
         self._missing -= 1
+        if not from_parent:
+            self._helped.add(index % self.stripes)
         for child in self._routes.children[index % self.stripes]:
             link = self._links.get(child)
             if link is not None and not has_bit(link.theirs, index):
                 heappush(link.queue, index)
                 self._ready[child] = None
-        for wisher in self._wishers.pop(index, ()):
-            self._links[wisher].wishes.remove(index)
-            self._promise(wisher, self._links[wisher], index)
         if not self._missing:
             self._finish()
         self._arm(now)
@@ -368,11 +214,13 @@ class TreeCourier:
             case Have(bitmap=bitmap):
                 both = int.from_bytes(link.theirs, "little") | int.from_bytes(bitmap[: len(link.theirs)], "little")
                 link.theirs[:] = both.to_bytes(len(link.theirs), "little")
+                link.helps_until = now + OFFER_S
+                self._ask_helper(peer, link, now)
             case Complete():
-                if self._whole_at is None and peer != self._learner:
-                    self._whole_at = now
                 link.theirs = bytearray(b"\xff" * len(link.theirs))
                 link.queue.clear()
+                link.helps_until = inf
+                self._ask_helper(peer, link, now)
             case Want(indices=indices):
                 self._take_want(peer, link, indices, now)
             case Behind(stripes=stripes) if self.complete:
@@ -381,20 +229,14 @@ class TreeCourier:
                 pass  # other notes mean nothing here
 
     def _take_want(self, peer: NodeId, link: _Link, indices: tuple[int, ...], now: float) -> None:
-        """Send what is held now and the rest when it comes. If something is not here yet, say what is held."""
-        for index in indices:
-            if index < self._count and has_bit(self._held, index):
-                self._promise(peer, link, index)
-            elif index < self._count and len(link.wishes) < MAX_INDICES:
-                link.wishes.add(index)
-                self._wishers.setdefault(index, {})[peer] = None
-        if link.wishes and (link.told_at is None or now - link.told_at >= HAVE_EVERY_S):
+        """Send what is held. If something is not here yet, say what is, at most every HAVE_EVERY_S."""
+        held = [index for index in indices if index < self._count and has_bit(self._held, index)]
+        for index in held:
+            if index in link.asked or len(link.asked) < MAX_INDICES:
+                link.asked[index] = now
+        if len(held) < len(indices) and (link.told_at is None or now - link.told_at >= HAVE_EVERY_S):
             self._tell(peer, link, now)
-
-    def _promise(self, peer: NodeId, link: _Link, index: int) -> None:
-        if index not in link.asked and len(link.asked) < MAX_INDICES:
-            link.asked.append(index)
-            self._ready[peer] = None
+        self._ready[peer] = None
 
     def _tell(self, peer: NodeId, link: _Link, now: float) -> None:
         link.told_at = now
@@ -410,6 +252,8 @@ class TreeCourier:
             return None
         if link.notes:
             return link.notes.popleft()
+        if len(link.queue) > BACKLOG and (new := self._given_to_nobody(link)) is not None:
+            return self._give(link, new, NoteKind.FRESH)
         while link.queue:
             if link.queue[0] > self._limit and not self._may_lead(link.queue[0]):
                 self._ahead[peer] = None
@@ -419,7 +263,16 @@ class TreeCourier:
             if not has_bit(link.theirs, index):
                 return self._give(link, index, NoteKind.FRESH)
         # Repairs come last: on a full uplink they would slow down the trees, and so cause more repairs.
-        return self._give(link, link.asked.popleft(), NoteKind.COPY) if link.asked else None
+        while link.asked:
+            index = next(iter(link.asked))
+            if now - link.asked.pop(index) < ASK_S:
+                return self._give(link, index, NoteKind.COPY)
+        return None
+
+    def _given_to_nobody(self, link: _Link) -> int | None:
+        """Return one of the newest chunks that wait for this link, if this node has given it to nobody yet."""
+        newest = reversed(link.queue[-BACKLOG_SCAN:])
+        return next((i for i in newest if not has_bit(self._given, i) and not has_bit(link.theirs, i)), None)
 
     def _may_lead(self, index: int) -> bool:
         """Return True if a link may send `index` now. The limit rises as the median link moves on."""
@@ -443,8 +296,8 @@ class TreeCourier:
         self._pace()
         self._limit = max(self._limit, at_least)
 
-    @staticmethod
-    def _give(link: _Link, index: int, kind: NoteKind) -> Send:
+    def _give(self, link: _Link, index: int, kind: NoteKind) -> Send:
+        set_bit(self._given, index)
         set_bit(link.theirs, index)
         return Send(index, kind)
 
@@ -473,6 +326,7 @@ class TreeCourier:
             self._walk()
         if not self.complete and self._links:
             self._complain()
+            self._offer(now)
             self._pull(now)
         if self._links:
             self._arm(now)
@@ -495,16 +349,50 @@ class TreeCourier:
         self._pulls.expire(now=now)
         asked_of = Counter(ask.peer for ask in self._pulls.asks.values())
         wants: dict[NodeId, list[int]] = {}
-        for index in self._pulls.overdue(now=now) or self._pulls.last_missing(whole_at=self._whole_at, now=now):
+        for index in self._pulls.overdue(now=now):
             peer = self._holder_of(index, asked_of)
             if peer is not None and len(self._pulls.asks) < MAX_INDICES:
-                self._pulls.ask(index, peer, now=now)
+                self._pulls.ask(index, peer, overdue=True, now=now)
                 asked_of[peer] += 1
                 wants.setdefault(peer, []).append(index)
         for peer, indices in wants.items():
-            self.pulled += len(indices)
-            self._links[peer].notes.append(Want(indices=tuple(indices)))
-            self._ready[peer] = None
+            self._want(peer, indices)
+        self._late = self._pulls.late()
+        self._random.shuffle(self._late)
+        for peer, link in self._links.items():
+            self._ask_helper(peer, link, now)
+
+    def _want(self, peer: NodeId, indices: list[int]) -> None:
+        self.pulled += len(indices)
+        self._links[peer].notes.append(Want(indices=tuple(indices)))
+        self._ready[peer] = None
+
+    def _offer(self, now: float) -> None:
+        """Say what is held if nothing waits to be sent. Tell the parents of stripes that helpers gave something of."""
+        told = {self._routes.parents[stripe] for stripe in self._helped}
+        self._helped.clear()
+        if self._missing < self._count and not any(link.queue or link.asked for link in self._links.values()):
+            others = [peer for peer, link in self._links.items() if peer != self._learner and link.helps_until < inf]
+            told.update(self._random.sample(others, min(HELPED_AT_ONCE, len(others))))
+        for peer in sorted(told & self._links.keys()):
+            self._tell(peer, self._links[peer], now)
+
+    def _ask_helper(self, peer: NodeId, link: _Link, now: float) -> None:
+        """Ask a peer that offers help for chunks of stripes that lag."""
+        asks = self._pulls.asks
+        room = min(MAX_INDICES - len(asks), ASKED_OF_HELPER - sum(ask.peer == peer for ask in asks.values()))
+        if peer == self._learner or link.helps_until < now or room <= 0 or len(link.notes) >= MAX_NOTES:
+            return
+        indices: list[int] = []
+        for index in self._late:
+            if len(indices) == room:
+                break
+            known = has_bit(self._held, index) or index in asks
+            if not known and has_bit(link.theirs, index) and self._routes.parents[index % self.stripes] != peer:
+                self._pulls.ask(index, peer, overdue=False, now=now)
+                indices.append(index)
+        if indices:
+            self._want(peer, indices)
 
     def _holder_of(self, index: int, asked_of: Counter[NodeId]) -> NodeId | None:
         """Pick a holder, else a parent, else the learner, else any peer. After TRIES the learner is first."""

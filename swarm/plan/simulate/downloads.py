@@ -23,7 +23,7 @@ from swarm.plan.simulate.machines import Node
 from swarm.plan.simulate.timeline import Carried
 from swarm.plan.simulate.world import World
 
-STALL_S = 8.0  # A child gives up a parent that sends nothing for this long (broadcast/forest/courier.py)
+STALL_S = 8.0  # A child gives up a parent that sends nothing for this long (broadcast/forest/pulls.py)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -108,7 +108,6 @@ def within_caps(courier: TreeCourier) -> bool:
     return len(courier._pulls.asks) <= MAX_INDICES and all(
         len(link.queue) <= courier._count
         and len(link.asked) <= MAX_INDICES
-        and len(link.wishes) <= MAX_INDICES
         and sum(ask.peer == peer for ask in courier._pulls.asks.values()) <= ASKED_OF_ONE
         and len(link.notes) <= MAX_NOTES + 1
         for peer, link in courier._links.items()

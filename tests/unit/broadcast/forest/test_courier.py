@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from swarm.broadcast.forest.courier import (
-    ASK_S,
-    LEAD_ROUNDS,
-    ORPHAN_S,
-    SILENT_S,
-    TICK_S,
-    TreeCourier,
-)
-from swarm.broadcast.notes import MAX_INDICES, NO_NODE, Complete, Have, Note, NoteKind, Routing, Send, Want
+from msgspec import structs
+
+from swarm.broadcast.forest.courier import ASKED_OF_HELPER, HELPED_AT_ONCE, LEAD_ROUNDS, TreeCourier
+from swarm.broadcast.forest.pulls import ASK_S, KEEP_ROUNDS, ORPHAN_S, SILENT_INTERVALS, SILENT_S, TICK_S
+from swarm.broadcast.notes import MAX_INDICES, NO_NODE, Complete, Have, Note, NoteKind, Routing, Send, Want, has_bit
 from swarm.types import NodeId
 from tests.simulator.broadcast.checkers import within_caps
 
@@ -143,14 +139,22 @@ def test_a_new_parent_is_told_what_is_held_and_an_old_one_sends_no_more() -> Non
     assert drained(child, A) == []
 
 
-def test_a_want_is_served_at_once_or_when_the_chunk_comes() -> None:
+def test_a_want_is_served_once_with_what_is_held_and_answered_with_what_that_is() -> None:
     core = courier(8, routes([PARENT], [[]]), PARENT, A)
     came(core, PARENT, 1)
-    core.heard(A, Want(indices=(1, 5)), now=0.0)
-    assert drained(core, A) == [Have(bitmap=b"\x02"), Send(1, NoteKind.COPY)]
-    came(core, PARENT, 5, now=1.0)
+    core.heard(A, Want(indices=(1, 5, 1)), now=0.0)
     assert core.ready() == [A]
-    assert drained(core, A) == [Send(5, NoteKind.COPY)]
+    assert drained(core, A) == [Have(bitmap=b"\x02"), Send(1, NoteKind.COPY)]
+    core.heard(A, Want(indices=(5,)), now=0.5)
+    assert drained(core, A) == []
+
+
+def test_a_request_that_has_waited_for_longer_than_who_asked_is_dropped() -> None:
+    core = courier(8, routes([PARENT], [[]]), PARENT, A)
+    came(core, PARENT, 1, 2)
+    core.heard(A, Want(indices=(1,)), now=0.0)
+    core.heard(A, Want(indices=(2,)), now=1.0)
+    assert indices(drained(core, A, now=ASK_S)) == [2]
 
 
 def wants(core: TreeCourier, peers: list[NodeId], now: float) -> dict[NodeId, tuple[int, ...]]:
@@ -160,26 +164,24 @@ def wants(core: TreeCourier, peers: list[NodeId], now: float) -> dict[NodeId, tu
 
 def test_an_orphan_pulls_its_stripe_as_far_as_the_others_are() -> None:
     core = courier(20, routes([PARENT, A], [[], [C]]), PARENT, A, B, C, LEARNER)
-    came(core, PARENT, *range(0, 10, 2), now=0.5)
+    came(core, PARENT, *range(0, 8, 2), now=0.5)
     core.heard(B, Have(bitmap=b"\xff\xff\xff"), now=0.5)
     core.leave(A, now=1.0)
     now = ticked(core, 1.0, 1.0 + ORPHAN_S + TICK_S)
-    assert wants(core, [PARENT, B, C, LEARNER], now) == {B: (1, 3, 5, 7)}
+    assert wants(core, [PARENT, B, C, LEARNER], now) == {B: (1, 3, 5)}
     core.arrived(B, 3, NoteKind.COPY, None, now=now)
     assert drained(core, C, now=now) == [Send(3, NoteKind.FRESH)]
 
 
 def test_a_chunk_that_the_parent_passed_over_is_asked_for_elsewhere_and_at_last_of_the_learner() -> None:
-    core = courier(40, routes([PARENT, A], [[], []]), PARENT, A, LEARNER)
+    core = courier(60, routes([PARENT, A], [[], []]), PARENT, A, LEARNER)
     now = 0.0
     asked: list[tuple[NodeId, tuple[int, ...]]] = []
-    for index in range(40):
+    for index in range(60):
         now = ticked(core, now, now + TICK_S)
         if index != 4:
             core.arrived(PARENT if index % 2 == 0 else A, index, NoteKind.FRESH, None, now=now)
         asked += wants(core, [PARENT, A, LEARNER], now).items()
-    now = ticked(core, now, now + 2 * ASK_S)
-    asked += wants(core, [PARENT, A, LEARNER], now).items()
     assert {of for _, of in asked} == {(4,)}
     assert asked[-1][0] == LEARNER
     assert asked[0][0] in (PARENT, A)
@@ -193,6 +195,17 @@ def test_a_silent_parent_is_given_up_after_a_while() -> None:
     now = ticked(core, now, now + 3 * TICK_S)
     found = wants(core, [PARENT, LEARNER], now)
     assert sorted(index for of in found.values() for index in of) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_silence_is_measured_by_the_planned_pace_not_by_what_a_starved_node_got() -> None:
+    plan = structs.replace(routes([PARENT], [[]]), chunks_per_s=4.0)
+    core = courier(8, plan, PARENT, LEARNER)
+    came(core, PARENT, 0)
+    came(core, PARENT, 1, now=60.0)
+    now = ticked(core, 60.0, 60.0 + SILENT_S)
+    assert wants(core, [PARENT, LEARNER], now) == {}
+    now = ticked(core, now, now + SILENT_INTERVALS / 4 + TICK_S)
+    assert wants(core, [PARENT, LEARNER], now)
 
 
 def test_a_parent_whose_link_is_still_to_come_is_waited_for() -> None:
@@ -230,13 +243,61 @@ def test_nothing_that_a_peer_says_breaks_a_cap() -> None:
     assert core.next_for(B, now=0.0) is None
 
 
-def test_at_the_end_the_last_chunks_of_a_slow_parent_are_pulled_from_who_is_whole() -> None:
-    core = courier(40, routes([PARENT], [[]]), PARENT, A, LEARNER)
-    came(core, PARENT, *range(30), now=0.5)
-    core.heard(LEARNER, Complete(), now=0.5)
-    core.heard(A, Complete(), now=1.0)
-    now = ticked(core, 1.0, 3.0)
-    assert wants(core, [PARENT, A, LEARNER], now) == {A: tuple(range(39, 29, -1))}
+def test_what_lags_is_asked_of_who_offers_help_a_few_at_a_time_and_the_parent_is_told() -> None:
+    core = courier(80, routes([PARENT, A], [[], [C]]), PARENT, A, B, C, LEARNER)
+    came(core, PARENT, *range(0, 40, 2), now=0.5)
+    came(core, A, 1, now=0.5)
+    now = ticked(core, 0.5, 1.0)
+    assert wants(core, [PARENT, A, B, C, LEARNER], now) == {}
+    for peer in (A, B, LEARNER):
+        core.heard(peer, Complete() if peer == LEARNER else Have(bitmap=b"\xff" * 10), now=now)
+    ((helper, first),) = wants(core, [PARENT, A, B, C, LEARNER], now).items()
+    assert helper == B
+    assert len(first) == ASKED_OF_HELPER
+    assert set(first) <= set(range(3 + 2 * KEEP_ROUNDS, 40, 2))
+    core.arrived(B, first[0], NoteKind.COPY, None, now=now)
+    assert drained(core, C, now=now) == [Send(first[0], NoteKind.FRESH)]
+    assert [len(of) for of in wants(core, [A, B], now).values()] == [1]
+    now = ticked(core, now, now + TICK_S)
+    (told,) = [note for note in drained(core, A, now=now) if isinstance(note, Have)]
+    assert has_bit(told.bitmap, first[0])
+
+
+def test_what_is_left_at_the_end_is_asked_of_who_has_it_however_little_it_is() -> None:
+    core = courier(40, routes([PARENT, A], [[], []]), PARENT, A, B, LEARNER)
+    came(core, PARENT, *range(0, 40, 2), now=0.5)
+    came(core, A, *range(1, 38, 2), now=0.5)
+    core.heard(B, Complete(), now=0.5)
+    now = ticked(core, 0.5, 1.0)
+    assert wants(core, [PARENT, A, B, LEARNER], now) == {B: (39,)}
+
+
+def test_a_node_with_nothing_to_send_offers_help_and_one_with_a_queue_does_not() -> None:
+    def offered(core: TreeCourier) -> int:
+        now = ticked(core, 0.0, TICK_S)
+        peers = [PARENT, LEARNER, *others]
+        return sum(isinstance(note, Have) for peer in peers for note in drained(core, peer, now=now))
+
+    others = [NodeId(f"other {number}") for number in range(9)]
+    idle = courier(40, routes([PARENT], [[]]), PARENT, LEARNER, *others)
+    came(idle, PARENT, 0)
+    assert offered(idle) == HELPED_AT_ONCE
+    busy = courier(40, routes([PARENT], [[A]]), PARENT, LEARNER, A, *others)
+    came(busy, PARENT, 0)
+    assert offered(busy) == 0
+
+
+def test_of_a_backlog_each_child_is_given_what_no_other_was() -> None:
+    core = courier(80, routes([PARENT], [[A, B]]), PARENT, A, B)
+    came(core, PARENT, *range(40))
+    given = {peer: indices(drained(core, peer, most=16)) for peer in (A, B)}
+    assert not set(given[A]) & set(given[B])
+    now = 0.0
+    while len(given[A]) + len(given[B]) < 80 and now < 30.0:
+        now = ticked(core, now, now + TICK_S)
+        for peer in (A, B):
+            given[peer] += indices(drained(core, peer, now=now))
+    assert sorted(given[A]) == sorted(given[B]) == list(range(40))
 
 
 def test_a_source_knows_what_its_children_hold() -> None:

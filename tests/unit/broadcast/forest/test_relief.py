@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from swarm.broadcast.forest.courier import BEHIND_S, TICK_S, TreeCourier
+from swarm.broadcast.forest.courier import TreeCourier
 from swarm.broadcast.forest.planner import ECHO_S, LASTING_S, PeerProfile, Relief, VersionPlan, plan_of, relieved
+from swarm.broadcast.forest.pulls import BEHIND_S, TICK_S
 from swarm.broadcast.notes import NO_NODE, Behind, NoteKind, Routing
 from swarm.types import NodeId
 
