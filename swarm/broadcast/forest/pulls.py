@@ -71,7 +71,8 @@ class Pulls:
         self._arrived_at = 0.0
         self._arrivals = 0
         self._seen = [-1 if stripe < count else count - 1 for stripe in range(stripes)]
-        self._lags: deque[list[float]] = deque(maxlen=BEHIND_TICKS)
+        self._came = [0] * stripes
+        self._sent: deque[tuple[int, list[int]]] = deque(maxlen=BEHIND_TICKS)
         self._changed = [0] * stripes
         self._tries: dict[int, int] = {}
         self.asks: dict[int, Ask] = {}
@@ -99,6 +100,7 @@ class Pulls:
         if from_parent:
             # What is pulled does not count: each chunk of a parent that never links would be waited for anew.
             self._moved_at[stripe] = now
+            self._came[stripe] += 1
             self._front[stripe] = max(self._front[stripe], index)
 
     def ask(self, index: int, peer: NodeId, *, overdue: bool, now: float) -> None:
@@ -134,18 +136,19 @@ class Pulls:
 
     def behind(self) -> list[int]:
         """Return the stripes whose parents cannot keep up. Call it once a tick."""
-        middle = sorted(self._seen)[self._stripes // 2]
-        lags = [(middle - self._lowest(s)) / self._stripes * self._interval_s() for s in range(self._stripes)]
-        before = self._lags[0] if len(self._lags) == BEHIND_TICKS else None
-        self._lags.append(lags)
+        middle = sorted(self._seen)[self._stripes // 2] // self._stripes
+        before = self._sent[0] if len(self._sent) == BEHIND_TICKS else None
+        self._sent.append((middle, list(self._came)))
         self._changed = [max(0, ticks - 1) for ticks in self._changed]
         if before is None:
             return []
-        growth_s = BEHIND_SHARE * BEHIND_TICKS * TICK_S
+        least = (1 - BEHIND_SHARE) * (middle - before[0])
         return [
             stripe
-            for stripe, (lag, old) in enumerate(zip(lags, before, strict=True))
-            if lag > BEHIND_S and lag - old > growth_s and not self._changed[stripe]
+            for stripe, (came, came_before) in enumerate(zip(self._came, before[1], strict=True))
+            if came - came_before < least
+            and (middle - self._lowest(stripe) // self._stripes) * self._interval_s() > BEHIND_S
+            and not self._changed[stripe]
         ]
 
     def late(self) -> list[int]:
