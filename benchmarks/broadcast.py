@@ -78,9 +78,7 @@ MIB = 1 << 20
 READY_S = 120.0  # Until all peers are proven public, or not, and have their streams: seconds after the last has started
 READY_POLL_S = 1.0
 STEADY_S = 4.0  # Streams are complete when their numbers have not changed for so long: two rounds of gossip
-POLL_S = 0.5
-"""How often each of up to eight peers is asked that may be done, and of more in proportion less often: an answer costs
-some milliseconds of both sides, and 64 peers would take most of two cores when all wait for the last chunks."""
+POLL_S = 0.5  # How often a peer is asked that may be done: an answer costs it some milliseconds of its loop
 
 POLL_ANYWAY_S = 10.0
 ENCODE_BYTES_PER_S = 20e6  # Nothing encodes slower than this
@@ -269,7 +267,6 @@ class Watch:
         self._published = published
         self._waited_for = waited_for
         self._asked_s = dict.fromkeys(waited_for, time.monotonic())
-        self._poll_s = POLL_S * max(1.0, len(waited_for) / 8)
         self.announced_s: dict[int, float] = {}
         self.completed_s: dict[int, float] = {}
 
@@ -285,7 +282,7 @@ class Watch:
 
     def _is_due(self, number: int, share: float) -> bool:
         silent_s = time.monotonic() - self._asked_s[number]
-        return silent_s >= (self._poll_s if share >= 1 else POLL_ANYWAY_S)
+        return silent_s >= (POLL_S if share >= 1 else POLL_ANYWAY_S)
 
     def _ask(self, number: int) -> None:
         self._asked_s[number] = time.monotonic()

@@ -352,7 +352,7 @@ class TreeCourier:
         for index in self._pulls.overdue(now=now):
             peer = self._holder_of(index, asked_of)
             if peer is not None and len(self._pulls.asks) < MAX_INDICES:
-                self._pulls.ask(index, peer, overdue=True, now=now)
+                self._pulls.ask(index, peer, now=now)
                 asked_of[peer] += 1
                 wants.setdefault(peer, []).append(index)
         for peer, indices in wants.items():
@@ -389,7 +389,7 @@ class TreeCourier:
                 break
             known = has_bit(self._held, index) or index in asks
             if not known and has_bit(link.theirs, index) and self._routes.parents[index % self.stripes] != peer:
-                self._pulls.ask(index, peer, overdue=False, now=now)
+                self._pulls.ask(index, peer, now=now)
                 indices.append(index)
         if indices:
             self._want(peer, indices)

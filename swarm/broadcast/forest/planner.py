@@ -397,7 +397,6 @@ class Relief:
 
 GAIN = 1.05  # Times faster that other trees have to be to be worth their new links
 LINKING_S = 15.0  # From new trees until complaints count: before, some links are up and others are not
-LEARNER_SHARE = 0.9  # Of its best second: a line carries less in the long run, and what the learner owes all wait for
 RELIEF_S = 1.5  # How long complaints are gathered: they come later from further down a tree
 
 
@@ -453,7 +452,7 @@ class Planning:
         return {node: peer.uplink_bytes_per_s for node, peer in new.peers.items() if peer != plan.peers[node]}
 
     def _profile(self, uplink: float) -> PeerProfile:
-        return PeerProfile(node=self._learner, public=True, uplink_bytes_per_s=LEARNER_SHARE * uplink)
+        return PeerProfile(node=self._learner, public=True, uplink_bytes_per_s=uplink)
 
     def rosters(self, members: Mapping[NodeId, Member]) -> dict[NodeId, Roster]:
         """Say which nodes each node links with: everybody in a small swarm, its parents and children in a large one,

@@ -26,17 +26,17 @@ SILENT_S = 8.0
 """A silent stripe is pulled after this time: an orphaned parent has recovered by then, and a parent that was not linked
 yet is."""
 
-SILENT_INTERVALS = 8  # On top of SILENT_S, in mean intervals between chunks, because a slow swarm needs longer
+SILENT_INTERVALS = 8  # On top of SILENT_S, in planned intervals between chunks, because a slow swarm needs longer
 
 LAG_ROUNDS = 4  # A stripe this many chunks behind the median stripe lags; what is left at the end is late at once
 KEEP_ROUNDS = 2  # So many chunks of a stripe that lags are left to its parent, which has mostly begun to send them
 
 BEHIND_S = 8.0
-"""A stripe this far behind the median stripe, and still losing ground, has a parent that cannot keep up."""
+"""The lowest missing chunk of a stripe is this far behind the median stripe if its parent cannot keep up."""
 
 BEHIND_SHARE = 0.8
-"""The stripe must also run at under a fifth of the others' pace. Where all uplinks are full, stripes that started late
-catch up at the others' cost, which is nobody's fault: at half of the pace, moves made a transfer of 64 peers take 1.5
+"""The parent must also send at under a fifth of the median stripe's pace. Where all uplinks are full, stripes that
+started late catch up at the others' cost, which is nobody's fault: at half of the pace, moves made a transfer of 64 peers take 1.5
 times as long."""
 
 BEHIND_TICKS = 10  # Ticks over which falling behind is measured; a new parent gets as many to catch up
@@ -46,11 +46,10 @@ TRIES = 2  # Peers asked in vain before the learner is asked
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A chunk that `peer` was asked for, because it was `overdue`, or late only."""
+    """A chunk that `peer` was asked for."""
 
     peer: NodeId
     until: float
-    overdue: bool
 
 
 class Pulls:
@@ -103,14 +102,15 @@ class Pulls:
             self._came[stripe] += 1
             self._front[stripe] = max(self._front[stripe], index)
 
-    def ask(self, index: int, peer: NodeId, *, overdue: bool, now: float) -> None:
+    def ask(self, index: int, peer: NodeId, *, now: float) -> None:
         assert len(self.asks) < MAX_INDICES
-        self.asks[index] = Ask(peer, now + ASK_S, overdue)
+        self.asks[index] = Ask(peer, now + ASK_S)
 
     def expire(self, *, now: float) -> None:
         """Give up asks that were not answered in time."""
         for index in [index for index, ask in self.asks.items() if ask.until <= now]:
-            self._tries[index] = self._tries.get(index, 0) + self.asks.pop(index).overdue
+            del self.asks[index]
+            self._tries[index] = self._tries.get(index, 0) + 1
 
     def exhausted(self, index: int) -> bool:
         """Return True if enough peers were asked in vain, so that the learner is next."""
@@ -136,7 +136,7 @@ class Pulls:
 
     def behind(self) -> list[int]:
         """Return the stripes whose parents cannot keep up. Call it once a tick."""
-        middle = sorted(self._seen)[self._stripes // 2] // self._stripes
+        middle = self._middle_round()
         before = self._sent[0] if len(self._sent) == BEHIND_TICKS else None
         self._sent.append((middle, list(self._came)))
         self._changed = [max(0, ticks - 1) for ticks in self._changed]
@@ -153,7 +153,7 @@ class Pulls:
 
     def late(self) -> list[int]:
         """Return at most MAX_INDICES chunks of stripes that lag, which are missing and not asked for."""
-        middle = sorted(self._seen)[self._stripes // 2] // self._stripes
+        middle = self._middle_round()
         ending = middle == (self._count - 1) // self._stripes
         lag, keep = (0, 0) if ending else (LAG_ROUNDS, KEEP_ROUNDS)
         found: list[int] = []
@@ -163,6 +163,10 @@ class Pulls:
                 end = min(self._count, (middle + 1) * self._stripes)
                 found += self._missing(range(low + keep * self._stripes, end, self._stripes))
         return found[:MAX_INDICES]
+
+    def _middle_round(self) -> int:
+        """Return how many chunks the median stripe is from its first."""
+        return sorted(self._seen)[self._stripes // 2] // self._stripes
 
     def _is_lost(self, stripe: int, now: float) -> bool:
         moved_at = self._moved_at[stripe]

@@ -150,9 +150,3 @@ def test_trees_are_planned_anew_where_that_is_clearly_faster_and_else_stay() -> 
     second = trees(4e6)
     assert second != first
     assert trees(4e6) is second
-
-
-def test_the_learner_owes_one_copy_though_its_best_second_shows_a_tenth_more_than_the_others_lines() -> None:
-    peers = {n: PeerProfile(node=n, public=True, uplink_bytes_per_s=1e6) for n in map(NodeId, map(str, range(64)))}
-    plan = Planning(NodeId("learner")).begin(peers, 1.1e6, 10**8, 10**6, now=0.0)
-    assert slots_of(plan.trees)[NodeId("learner")] == STRIPES
