@@ -36,8 +36,8 @@ BEHIND_S = 8.0
 
 BEHIND_SHARE = 0.8
 """The parent must also send at under a fifth of the median stripe's pace. Where all uplinks are full, stripes that
-started late catch up at the others' cost, which is nobody's fault: at half of the pace, moves made a transfer of 64 peers take 1.5
-times as long."""
+started late catch up at the others' cost, which is nobody's fault: at half of the pace, moves made a transfer of 64
+peers take 1.5 times as long."""
 
 BEHIND_TICKS = 10  # Ticks over which falling behind is measured; a new parent gets as many to catch up
 ASK_S = 4.0  # An unanswered ask goes to another peer after this time
