@@ -6,7 +6,14 @@ from random import Random
 
 from msgspec import structs
 
-from swarm.broadcast.forest.courier import ASKED_OF_HELPER, HELPED_AT_ONCE, LEAD_ROUNDS, TreeCourier
+from swarm.broadcast.forest.courier import (
+    ASKED_OF_HELPER,
+    FIRST_ASKS,
+    HELPED_AT_ONCE,
+    IN_VAIN,
+    LEAD_ROUNDS,
+    TreeCourier,
+)
 from swarm.broadcast.forest.pulls import ASK_S, KEEP_ROUNDS, ORPHAN_S, SILENT_INTERVALS, SILENT_S, TICK_S
 from swarm.broadcast.notes import MAX_INDICES, NO_NODE, Complete, Have, Note, NoteKind, Routing, Send, Want, has_bit
 from swarm.types import NodeId
@@ -261,6 +268,28 @@ def test_what_lags_is_asked_of_who_offers_help_a_few_at_a_time_and_the_parent_is
     now = ticked(core, now, now + TICK_S)
     (told,) = [note for note in drained(core, A, now=now) if isinstance(note, Have)]
     assert has_bit(told.bitmap, first[0])
+
+
+def test_each_copy_that_was_needed_allows_one_more_ask_of_helpers_and_one_in_vain_two_fewer() -> None:
+    others = [NodeId(f"other {number}") for number in range(9)]
+
+    def asked(*, needed: int, in_vain: int) -> int:
+        """How many chunks are asked at once of nine who offer all."""
+        core = courier(200, routes([PARENT, A], [[], []]), PARENT, A, *others)
+        came(core, PARENT, *range(0, 180, 2), now=0.5)
+        for index in range(1, 1 + 2 * needed, 2):
+            core.arrived(B, index, NoteKind.COPY, None, now=0.5)
+        came(core, PARENT, *range(0, 2 * in_vain, 2), now=0.5)
+        for peer in others:
+            core.heard(peer, Have(bitmap=b"\xff" * 25), now=0.5)
+        now = ticked(core, 0.5, 1.0)
+        return sum(len(of) for of in wants(core, others, now).values())
+
+    assert asked(needed=0, in_vain=0) == FIRST_ASKS
+    assert asked(needed=3, in_vain=0) == FIRST_ASKS + 3
+    assert asked(needed=3, in_vain=2) == FIRST_ASKS + 3 - 2 * IN_VAIN
+    assert asked(needed=0, in_vain=9) == 1
+    assert asked(needed=50, in_vain=0) == len(others) * ASKED_OF_HELPER
 
 
 def test_what_is_left_at_the_end_is_asked_of_who_has_it_however_little_it_is() -> None:
