@@ -13,8 +13,8 @@ comes out and never from the plane's tables or predicates, so that a mistake in 
     I3        a rollout is accepted once, trained once, and else is in a group that was dropped for a true reason
     I4        the newest version and what a node holds only rise
     I5        the plane's sizes are those of the books, and under their caps
-    I7        a patient learner discards nothing as stale but for a bound that was lowered; any other takes a batch as
-              soon as it is ready
+    I7        a patient learner discards nothing as stale unless a bound was lowered or a whole group's answer was
+              refused; any other takes a batch as soon as it is ready
     liveness  there is a step or an evaluation within `stall_s` while a connected sampler lives and the learner works
 
 A life of the learner ends with `close`, and the books are lost with it; `begin` writes them anew from what is on record
@@ -68,7 +68,7 @@ class WatchedPlane:
         self._held: dict[NodeId, VersionId] = {}
         self._newest: VersionId | None = None
         self._highest_bound = scenario.max_staleness
-        self._was_lowered = False
+        self._due_sooner = False
         self._next_batch = 0
         self._rounds = 0
         self._round_open = 0
@@ -206,6 +206,8 @@ class WatchedPlane:
         return settled
 
     def refused(self, group_id: str, index: int) -> list[Effect]:
+        entry = self._books.groups.get(group_id)
+        self._due_sooner = self._due_sooner or (entry is not None and entry.oldest > entry.born)
         self._books.refuse(group_id, index)
         return self._settled(self._live.refused(group_id, index, now=self._clock()))
 
@@ -238,7 +240,7 @@ class WatchedPlane:
         return batch, self._settled(effects)
 
     def set_bound(self, max_staleness: int) -> list[Effect]:
-        self._was_lowered = self._was_lowered or max_staleness < self.bound
+        self._due_sooner = self._due_sooner or max_staleness < self.bound
         self.bound = max_staleness
         self._highest_bound = max(self._highest_bound, max_staleness)
         return self._settled(self._live.set_bound(max_staleness))
@@ -447,8 +449,9 @@ class WatchedPlane:
 
     @property
     def _may_waste(self) -> bool:
-        """True unless pacing is to keep the bound by itself. What is overdue since S was lowered is not waited for."""
-        return self._was_lowered or not self._scenario.patient
+        """True unless pacing is to keep the bound by itself. What is due sooner since S was lowered, or since its group
+        lacks an answer again, is not waited for."""
+        return self._due_sooner or not self._scenario.patient
 
     def _hear(self, node: NodeId, later_s: float = 0.0) -> None:
         self._heard_at[node] = max(self._heard_at.get(node, 0.0), self._clock() + later_s)
