@@ -82,9 +82,10 @@ def loaded(name: str, matrix: torch.Tensor, precision: Rounding) -> dict[str, to
 
 
 def computed_with(matrix: torch.Tensor, precision: Rounding) -> torch.Tensor:
-    """Return in float32 what the rounded `matrix` stands for."""
+    """Return in float32 what the rounded `matrix` stands for. With int4 the kernels round that to bf16 once more."""
     held, scales = round_matrix(matrix, precision)
-    return (held.float().view(*scales.shape, -1) * scales[..., None]).view(matrix.shape)
+    meant = (held.float().view(*scales.shape, -1) * scales[..., None]).view(matrix.shape)
+    return meant.bfloat16().float() if precision == "int4" else meant
 
 
 def rounded_inputs(inputs: torch.Tensor, precision: Rounding) -> torch.Tensor:

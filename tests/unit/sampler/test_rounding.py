@@ -14,14 +14,14 @@ MATRIX = torch.randn((6, 96), generator=torch.Generator().manual_seed(0)).bfloat
 
 
 def read(parts: dict[str, torch.Tensor], precision: Rounding) -> torch.Tensor:
-    """As the format says: a number times its row's or its group's scale."""
+    """As the format says: a number times its row's or its group's scale; with int4 kernels multiply bf16 numbers."""
     scales = parts["w.weight_scale"].float()
     if precision != "int4":
         return parts["w.weight"].float() * scales
     rows, columns = parts["w.weight_shape"].tolist()
     words = parts["w.weight_packed"].long()
     numbers = torch.stack([(words >> (4 * place)) & 15 for place in range(8)], -1).view(rows, columns) - 8
-    return numbers * scales.repeat_interleave(32, dim=1)
+    return (numbers.bfloat16() * scales.bfloat16().repeat_interleave(32, dim=1)).float()
 
 
 @pytest.mark.parametrize(("precision", "error"), [("fp8", 2**-4), ("int8", 0.5 / 127), ("int4", 0.52 / 7)])
