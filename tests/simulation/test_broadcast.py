@@ -209,6 +209,20 @@ def test_a_slow_child_holds_up_nobody_else() -> None:
     assert slow.missing > swarm.count / 2
 
 
+def test_parents_that_nearly_stand_still_hold_up_nobody_for_long() -> None:
+    """What they got from the learner nobody else has, and they are never silent for long."""
+    swarm, checker = swarm_of([50.0] * 40, size_mib=32)
+    slow = [NodeId(f"p{number}") for number in (7, 8, 9)]
+
+    def stall() -> None:
+        for node in slow:
+            swarm.network.set_rates(node, up_bytes_per_s=1 * MBIT, down_bytes_per_s=1 * MBIT)
+
+    swarm.world.schedule(0.5 * checker.bound_s(), "they nearly stand still", stall)
+    swarm.start()
+    assert swarm.run(3.0 * checker.bound_s(), not_for=set(slow))
+
+
 @pytest.mark.parametrize("scheme", ["forest", "mesh"])
 def test_poison_is_refused_counted_and_fetched_elsewhere(scheme: str) -> None:
     swarm, checker = swarm_of([50.0] * 8, scheme=scheme, size_mib=4)

@@ -107,7 +107,8 @@ class TreeCourier:
         self._until_paced = 0
         self._ahead: dict[NodeId, None] = {}
         self._tick_at: float | None = None
-        self._given = bytearray(self._held)
+        # How often each chunk was given to somebody, up to 255; what is held at the start counts as given once.
+        self._times = bytearray(has_bit(self._held, index) for index in range(count))
         self._late: list[int] = []
         self._asks_of_helpers = FIRST_ASKS
         self._helped: set[int] = set()
@@ -148,7 +149,7 @@ class TreeCourier:
         for index in range(stripe, self._count, self.stripes):
             if has_bit(self._held, index) and not has_bit(link.theirs, index) and index not in queued:
                 link.queue.append(index)
-                set_bit(self._given, index)
+                self._count_given(index)
         heapify(link.queue)
         self._ready[child] = None
 
@@ -271,9 +272,10 @@ class TreeCourier:
             index = heappop(link.queue)
             if not has_bit(link.theirs, index):
                 return self._give(link, index, NoteKind.FRESH)
-        # Repairs come last: on a full uplink they would slow down the trees, and so cause more repairs.
+        # Repairs come last: on a full uplink they would slow down the trees, and so cause more repairs. What was given
+        # least comes first: those who got the rest can help one another.
         while link.asked:
-            index = next(iter(link.asked))
+            index = min(link.asked, key=self._times.__getitem__)
             if now - link.asked.pop(index) < ASK_S:
                 return self._give(link, index, NoteKind.COPY)
         return None
@@ -281,7 +283,7 @@ class TreeCourier:
     def _given_to_nobody(self, link: _Link) -> int | None:
         """Return one of the newest chunks that wait for this link, if this node has given it to nobody yet."""
         newest = reversed(link.queue[-BACKLOG_SCAN:])
-        return next((i for i in newest if not has_bit(self._given, i) and not has_bit(link.theirs, i)), None)
+        return next((i for i in newest if not self._times[i] and not has_bit(link.theirs, i)), None)
 
     def _may_lead(self, index: int) -> bool:
         """Return True if a link may send `index` now. The limit rises as the median link moves on."""
@@ -306,9 +308,12 @@ class TreeCourier:
         self._limit = max(self._limit, at_least)
 
     def _give(self, link: _Link, index: int, kind: NoteKind) -> Send:
-        set_bit(self._given, index)
+        self._count_given(index)
         set_bit(link.theirs, index)
         return Send(index, kind)
+
+    def _count_given(self, index: int) -> None:
+        self._times[index] = min(255, self._times[index] + 1)
 
     def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
         """Do nothing: a chunk counts as held by the peer from the moment it is given."""
@@ -387,13 +392,18 @@ class TreeCourier:
             self._tell(peer, self._links[peer], now)
 
     def _ask_helper(self, peer: NodeId, link: _Link, now: float) -> None:
-        """Ask a peer that offers help for chunks of stripes that lag."""
-        asks = self._pulls.asks
+        """Ask a peer that offers help for chunks of stripes that lag. Ask the learner at the end, while nobody else is
+        asked: perhaps a parent stands still that alone has them."""
+        asks, late = self._pulls.asks, self._late
         room = min(self._asks_of_helpers - len(asks), ASKED_OF_HELPER - sum(ask.peer == peer for ask in asks.values()))
-        if peer == self._learner or link.helps_until < now or room <= 0 or len(link.notes) >= MAX_NOTES:
+        if link.helps_until < now or room <= 0 or len(link.notes) >= MAX_NOTES:
             return
+        if peer == self._learner:
+            if asks or not self._pulls.ending:
+                return
+            late = self._random.sample(late, len(late))  # Or all would ask it for the same.
         indices: list[int] = []
-        for index in self._late:
+        for index in late:
             if len(indices) == room:
                 break
             known = has_bit(self._held, index) or index in asks

@@ -76,6 +76,7 @@ class Pulls:
         self._tries: dict[int, int] = {}
         self.asks: dict[int, Ask] = {}
         self.chunks_per_s = 0.0
+        self.ending = False  # The median stripe has ended, when `late` was called last
 
     def begin(self, *, now: float) -> None:
         """Start the patience of every stripe when the first link is up. Later calls change nothing."""
@@ -154,8 +155,8 @@ class Pulls:
     def late(self) -> list[int]:
         """Return at most MAX_INDICES chunks of stripes that lag, which are missing and not asked for."""
         middle = self._middle_round()
-        ending = middle == (self._count - 1) // self._stripes
-        lag, keep = (0, 0) if ending else (LAG_ROUNDS, KEEP_ROUNDS)
+        self.ending = middle == (self._count - 1) // self._stripes
+        lag, keep = (0, 0) if self.ending else (LAG_ROUNDS, KEEP_ROUNDS)
         found: list[int] = []
         for stripe in range(self._stripes):
             low = self._lowest(stripe)

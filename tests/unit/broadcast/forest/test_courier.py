@@ -301,6 +301,33 @@ def test_what_is_left_at_the_end_is_asked_of_who_has_it_however_little_it_is() -
     assert wants(core, [PARENT, A, B, LEARNER], now) == {B: (39,)}
 
 
+def test_at_the_end_the_learner_is_asked_for_what_nobody_else_offers() -> None:
+    core = courier(40, routes([PARENT, A], [[], []]), PARENT, A, LEARNER)
+    core.heard(LEARNER, Complete(), now=0.5)
+    came(core, PARENT, *range(0, 38, 2), now=0.5)
+    now = ticked(core, 0.5, 1.0)
+    assert wants(core, [PARENT, A, LEARNER], now) == {}
+    came(core, PARENT, 38, now=now)
+    now = ticked(core, now, now + TICK_S)
+    ((asked, first),) = wants(core, [PARENT, A, LEARNER], now).items()
+    assert (asked, len(first)) == (LEARNER, ASKED_OF_HELPER)
+    core.join(B, leaf=False, now=now)
+    core.heard(B, Complete(), now=now)
+    core.arrived(LEARNER, first[0], NoteKind.COPY, None, now=now)
+    now = ticked(core, now, now + TICK_S)
+    assert set(wants(core, [PARENT, A, B, LEARNER], now)) == {B}
+
+
+def test_of_what_is_asked_for_what_was_given_least_is_given_first() -> None:
+    core = source(8, [[], []], A, B, C)
+    core.heard(A, Want(indices=(5, 6)), now=0.0)
+    assert indices(drained(core, A)) == [5, 6]
+    core.heard(B, Want(indices=(5, 6, 7)), now=0.0)
+    assert indices(drained(core, B, most=3)) == [7, 5]  # After Complete
+    core.heard(C, Want(indices=(5, 6, 7)), now=0.0)
+    assert indices(drained(core, C)) == [6, 7, 5]
+
+
 def test_a_node_with_nothing_to_send_offers_help_and_one_with_a_queue_does_not() -> None:
     def offered(core: TreeCourier) -> int:
         now = ticked(core, 0.0, TICK_S)
