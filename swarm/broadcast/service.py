@@ -18,7 +18,7 @@ from swarm.broadcast.announcing import DIRECT_BYTES, forwarders_of, parts_of
 from swarm.broadcast.coding import coding_pool, spare_threads
 from swarm.broadcast.encoding import Encoders
 from swarm.broadcast.forest.courier import TreeCourier
-from swarm.broadcast.forest.planner import MESH_PEERS, PeerProfile, Planning, PlanOf, VersionPlan, plan_of
+from swarm.broadcast.forest.planner import PeerProfile, Planning, PlanOf, VersionPlan, is_for_mesh, plan_of
 from swarm.broadcast.frames import FrameType
 from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import ADDRESSES, Courier, Member, NoteKind, Roster
@@ -281,7 +281,11 @@ class BroadcastService:
         """Return True if the next version goes down trees: their routes come before its chunks, and in segments that
         wait behind the first one all parents would seem to be silent."""
         plan = self._planning.plan
-        return len(self._transfers.links) > MESH_PEERS or (plan is not None and bool(plan.trees))
+        if plan is not None and plan.trees:
+            return True
+        return self._layout is not None and not is_for_mesh(
+            [*self._profiles().values()], self._expected_bytes(full=False)
+        )
 
     def _plan(self, encoded_bytes: int, chunk_bytes: int) -> None:
         self._planned, uplink = self._profiles(), self._transfers.uplink_bytes_per_s

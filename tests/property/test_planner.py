@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.broadcast.forest.planner import (
+    LONGEST_HOLD_S,
     MAX_CHUNKS,
     MESH_PEERS,
     STRIPE_DEGREE,
@@ -160,6 +161,30 @@ def test_the_mesh_is_for_few() -> None:
     few, many = log_normal(MESH_PEERS, 0.5, 1), log_normal(MESH_PEERS + 1, 0.5, 1)
     assert plan_of(learner_of(MBIT), few, encoded_bytes=1 << 26).scheme == "mesh"
     assert plan_of(learner_of(MBIT), many, encoded_bytes=1 << 26).scheme == "forest"
+
+
+@pytest.mark.parametrize(
+    ("count", "slow_mbit", "fast_mbit", "scheme"),
+    [
+        (16, 2.0, 2.0, "forest"),
+        (8, 2.0, 2.0, "mesh"),
+        (32, 8.0, 8.0, "mesh"),
+        (16, 4 / 9 * 4, 32 / 9 * 4, "forest"),
+        (16, 0.0, 0.0, "mesh"),  # Nobody was probed yet: a typical home line is assumed
+    ],
+)
+def test_slow_lines_have_trees_where_a_mesh_would_take_long_for_each_chunk(
+    count: int, slow_mbit: float, fast_mbit: float, scheme: str
+) -> None:
+    peers = peers_of([(True, MBIT * (fast_mbit if number % 2 else slow_mbit)) for number in range(count)])
+    assert plan_of(learner_of(4 * MBIT), peers, encoded_bytes=16 << 20).scheme == scheme
+
+
+@pytest.mark.parametrize("encoded_mib", [64, 256, 1024])
+def test_a_chunk_of_a_long_transfer_holds_its_forwarder_for_a_moment_only(encoded_mib: int) -> None:
+    plan = plan_of(learner_of(50 * MBIT), peers_of([(True, 50 * MBIT)] * 8), encoded_bytes=encoded_mib << 20)
+    assert plan.scheme == "mesh"
+    assert 7 * plan.chunk_bytes <= LONGEST_HOLD_S * 50 * MBIT
 
 
 def test_the_bound_has_four_terms() -> None:

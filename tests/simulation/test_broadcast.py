@@ -128,6 +128,13 @@ def test_a_fast_learner_sends_what_the_forwarders_of_a_mesh_cannot() -> None:
     assert ratio(*swarm_of([50.0] * 8, learner_mbit=1000.0)) <= 1.5
 
 
+def test_a_mesh_is_near_the_bound_in_a_long_transfer_too() -> None:
+    """Chunks that held a forwarder for 1.5 s seemed overdue, and were dealt again and again."""
+    swarm, checker = swarm_of([2.0] * 4, learner_mbit=2.0, size_mib=64)
+    assert swarm.plan.scheme == "mesh"
+    assert ratio(swarm, checker) <= 1.15
+
+
 @pytest.mark.parametrize(
     ("leaves", "happens"),
     [
