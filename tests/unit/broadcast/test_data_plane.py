@@ -328,6 +328,24 @@ async def test_the_links_of_trees_are_opened_before_a_version_needs_them(hearer:
     service.close()
 
 
+@pytest.mark.parametrize(("mbit", "scheme"), [(2.0, "forest"), (50.0, "mesh")])
+async def test_a_version_for_slow_lines_is_not_sent_in_segments(
+    hearer: Hearer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mbit: float, scheme: str
+) -> None:
+    nodes = [NodeId(f"node{number:028}") for number in range(16)]
+    service = BroadcastService(tmp_path / "service", KEY, replace(hearer.station, public_at=lambda node: [HERE]))
+    assert not service._has_trees(), "there is nothing to publish yet"
+    await service.open(MIXED_LAYOUT)
+    link: Any = SimpleNamespace(send=lambda type_, version, payload: None)
+    service._transfers.links.update(dict.fromkeys(nodes, link))
+    monkeypatch.setattr(service._uplinks, "of", lambda of: dict.fromkeys(of, mbit * 1e6 / 8))
+    assert service._has_trees() is (scheme == "forest")
+    service._plan(16 << 20, 16 << 10)
+    assert service._planning.plan is not None
+    assert service._planning.plan.scheme == scheme
+    service.close()
+
+
 async def test_a_probe_shows_what_a_receiver_can_send_and_no_more_is_taken(hearer: Hearer, tmp_path: Path) -> None:
     service = BroadcastService(tmp_path / "service", KEY, hearer.station)
     here, there = pair_of_sockets()
