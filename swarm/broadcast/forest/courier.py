@@ -10,10 +10,10 @@ with nothing to send offers help: it says what it holds. A node asks such helper
 passes them on to its children like any other, and tells its parents what it holds now, which they need not send. A
 parent with a backlog gives each child chunks that it gave nobody yet, so that helpers get what nobody else can give.
 
-A node also pulls what the trees lost. A chunk is overdue if its stripe has been silent for too long (sooner if its
-parent is not linked), or if its parent sent a later chunk some time ago, so that this one was lost, or refused as
-wrong. The node asks a peer known to hold the chunk, else a parent in another stripe, else the learner. A peer that
-lacks what it is asked for says what it holds. Pulls end by themselves when new routes come.
+A node also pulls what the trees lost: chunks of a stripe that has been silent for too long (sooner if its parent is not
+linked). It asks a peer known to hold the chunk, else a parent in another stripe, else the learner. A peer that lacks
+what it is asked for says what it holds. What a parent passed over, or was refused as wrong, is asked for at the end.
+Pulls end by themselves when new routes come.
 
 Bounds: an index is in a link's queue once. For each peer at most MAX_INDICES requests wait for the link. This node has
 at most MAX_INDICES open asks in all.

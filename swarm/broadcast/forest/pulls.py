@@ -17,9 +17,6 @@ from swarm.types import NodeId
 
 TICK_S = 0.5  # How often the node looks for overdue chunks, and offers help
 
-PATIENCE_TICKS = 16
-"""A chunk is missed once its parent sent a later one 8 s ago: one with a backlog passes over chunks for a while."""
-
 ORPHAN_S = 1.0  # A stripe whose parent left is pulled after this time; a new plan mostly comes sooner
 
 SILENT_S = 8.0
@@ -62,8 +59,6 @@ class Pulls:
         self._held = held
         self._low = list(range(stripes))
         self._reach = -1
-        self._front = [-1] * stripes
-        self._fronts: deque[list[int]] = deque(maxlen=PATIENCE_TICKS)
         self._moved_at: list[float | None] = [None] * stripes
         self._orphaned = [False] * stripes
         self._began_at: float | None = None
@@ -101,7 +96,6 @@ class Pulls:
             # What is pulled does not count: each chunk of a parent that never links would be waited for anew.
             self._moved_at[stripe] = now
             self._came[stripe] += 1
-            self._front[stripe] = max(self._front[stripe], index)
 
     def ask(self, index: int, peer: NodeId, *, now: float) -> None:
         assert len(self.asks) < MAX_INDICES
@@ -122,17 +116,12 @@ class Pulls:
         self._tries.clear()
 
     def overdue(self, *, now: float) -> list[int]:
-        """Return at most MAX_INDICES chunks that are missing, late and not asked for, in index order.
-
-        Call it once a tick: it remembers how far each stripe was PATIENCE_TICKS ago.
-        """
-        lost = [self._is_lost(stripe, now) for stripe in range(self._stripes)]
-        end = self._count if all(lost) else self._reach + 1
-        fronts = self._fronts[0] if len(self._fronts) == PATIENCE_TICKS else [-1] * self._stripes
+        """Return at most MAX_INDICES chunks of silent stripes that are missing and not asked for, in index order."""
+        lost = [stripe for stripe in range(self._stripes) if self._is_lost(stripe, now)]
+        end = self._count if len(lost) == self._stripes else self._reach + 1
         found: list[int] = []
-        for stripe in range(self._stripes):
-            found += self._missing(range(self._lowest(stripe), end if lost[stripe] else fronts[stripe], self._stripes))
-        self._fronts.append(list(self._front))
+        for stripe in lost:
+            found += self._missing(range(self._lowest(stripe), end, self._stripes))
         return sorted(found)[:MAX_INDICES]
 
     def behind(self) -> list[int]:

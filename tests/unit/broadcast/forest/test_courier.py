@@ -180,13 +180,13 @@ def test_an_orphan_pulls_its_stripe_as_far_as_the_others_are() -> None:
     assert drained(core, C, now=now) == [Send(3, NoteKind.FRESH)]
 
 
-def test_a_chunk_that_the_parent_passed_over_is_asked_for_elsewhere_and_at_last_of_the_learner() -> None:
+def test_a_chunk_that_never_came_is_asked_for_at_the_end_and_at_last_of_the_learner() -> None:
     core = courier(60, routes([PARENT, A], [[], []]), PARENT, A, LEARNER)
     now = 0.0
     asked: list[tuple[NodeId, tuple[int, ...]]] = []
-    for index in range(60):
+    for index in range(60 + round((SILENT_S + 4 * ASK_S) / TICK_S)):
         now = ticked(core, now, now + TICK_S)
-        if index != 4:
+        if index != 4 and index < 60:
             core.arrived(PARENT if index % 2 == 0 else A, index, NoteKind.FRESH, None, now=now)
         asked += wants(core, [PARENT, A, LEARNER], now).items()
     assert {of for _, of in asked} == {(4,)}
