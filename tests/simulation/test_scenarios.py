@@ -21,7 +21,7 @@ from tests.simulator.rollouts.scenario import NAMED, RANDOM, Scenario, scenario_
 SEEDS_QUICK = 40
 """With seeds 1 (a restarted sampler's old leases) and 13, 22, 23 (a failure counted twice), which found bugs."""
 
-REFUSED_LATE = 1_512  # An answer is refused once a batch was chosen without its group.""
+REFUSED_LATE = 1_512  # An answer is refused once a batch was chosen without its group
 
 SEEDS_LONG = 2_000
 SEEDS_PER_TEST = 100

@@ -12,8 +12,8 @@ parent with a backlog gives each child chunks that it gave nobody yet, so that h
 
 A node also pulls what the trees lost: chunks of a stripe that has been silent for too long (sooner if its parent is not
 linked). It asks a peer known to hold the chunk, else a parent in another stripe, else the learner. A peer that lacks
-what it is asked for says what it holds. What a parent passed over, or was refused as wrong, is asked for at the end.
-Pulls end by themselves when new routes come.
+what it is asked for says what it holds. What a parent passed over, and what was wrong, is asked for at the end. Pulls
+end by themselves when new routes come.
 
 Bounds: an index is in a link's queue once. For each peer at most MAX_INDICES requests wait for the link. This node has
 at most MAX_INDICES open asks in all.
@@ -108,7 +108,7 @@ class TreeCourier:
         self._ahead: dict[NodeId, None] = {}
         self._tick_at: float | None = None
         # How often each chunk was given to somebody, up to 255; what is held at the start counts as given once.
-        self._times = bytearray(has_bit(self._held, index) for index in range(count))
+        self._given = bytearray(has_bit(self._held, index) for index in range(count))
         self._late: list[int] = []
         self._asks_of_helpers = FIRST_ASKS
         self._helped: set[int] = set()
@@ -275,7 +275,7 @@ class TreeCourier:
         # Repairs come last: on a full uplink they would slow down the trees, and so cause more repairs. What was given
         # least comes first: those who got the rest can help one another.
         while link.asked:
-            index = min(link.asked, key=self._times.__getitem__)
+            index = min(link.asked, key=self._given.__getitem__)
             if now - link.asked.pop(index) < ASK_S:
                 return self._give(link, index, NoteKind.COPY)
         return None
@@ -283,7 +283,7 @@ class TreeCourier:
     def _given_to_nobody(self, link: _Link) -> int | None:
         """Return one of the newest chunks that wait for this link, if this node has given it to nobody yet."""
         newest = reversed(link.queue[-BACKLOG_SCAN:])
-        return next((i for i in newest if not self._times[i] and not has_bit(link.theirs, i)), None)
+        return next((i for i in newest if not self._given[i] and not has_bit(link.theirs, i)), None)
 
     def _may_lead(self, index: int) -> bool:
         """Return True if a link may send `index` now. The limit rises as the median link moves on."""
@@ -313,7 +313,7 @@ class TreeCourier:
         return Send(index, kind)
 
     def _count_given(self, index: int) -> None:
-        self._times[index] = min(255, self._times[index] + 1)
+        self._given[index] = min(255, self._given[index] + 1)
 
     def sent(self, peer: NodeId, send: Send, *, now: float) -> None:
         """Do nothing: a chunk counts as held by the peer from the moment it is given."""

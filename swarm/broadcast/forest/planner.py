@@ -1,4 +1,4 @@
-"""Plan who sends a version to whom (a mesh for up to 32 peers, a forest of K stripes beyond), and the chunk size.
+"""Plan who sends a version to whom (a mesh for few, a forest of K stripes for many or slow peers), and the chunk size.
 
 Chunk i goes down the tree of stripe i mod K. A death or a join changes the plan of few nodes: orphans go to the parents
 with the least load, and everybody else stays in place.
@@ -179,9 +179,9 @@ Scheme = Literal["mesh", "forest"]
 MESH_PEERS = 32  # A larger mesh has over a thousand connections
 
 MESH_HOLD_S = 0.6
-"""Where the smallest chunks of a mesh keep a slow forwarder (one in four has less uplink) busy for longer, trees are
-taken: such chunks seem overdue to the learner, which deals them again and again. In the simulator 16 equal nodes of 2
-Mbit/s take 2.9 times the bound in a mesh and 1.07 in trees; 24 of them over 12 times, and 1.12."""
+"""Where a chunk of a mesh keeps a slow forwarder (one in four has less uplink) busy for longer, trees are taken: it
+seems overdue to the learner, which deals it again and again. In the simulator 16 equal nodes of 2 Mbit/s take 2.9 times
+the bound in a mesh and 1.07 in trees; 24 of them over 12 times, and 1.12."""
 
 STRIPES = 16
 """A slot is 1/16 of the rate: rounding a typical uplink to slots wastes a few percent. More only lengthens hops."""
@@ -253,7 +253,7 @@ def slots_of(trees: Iterable[Tree]) -> dict[NodeId, int]:
 def plan_of(
     learner: PeerProfile, peers: Sequence[PeerProfile], encoded_bytes: int, *, scheme: Scheme | None = None
 ) -> VersionPlan:
-    """Plan a version of `encoded_bytes`. With `scheme` None the number of peers decides between mesh and forest."""
+    """Plan a version of `encoded_bytes`. With `scheme` None `is_for_mesh` decides."""
     learner, *peers = _with_uplinks([learner, *peers])
     scheme = scheme or ("mesh" if is_for_mesh(peers, encoded_bytes) else "forest")
     return VersionPlan(
@@ -267,8 +267,8 @@ def plan_of(
 
 def is_for_mesh(peers: Sequence[PeerProfile], encoded_bytes: int) -> bool:
     """Return True if a version for these peers is dealt in a mesh, and does not go down trees."""
-    if not peers or len(peers) > MESH_PEERS:
-        return not peers
+    if len(peers) <= 1 or len(peers) > MESH_PEERS:
+        return len(peers) <= 1
     peers = sorted(_with_uplinks(peers), key=lambda peer: peer.uplink_bytes_per_s)
     held_bytes = (len(peers) - 1) * _chunk_bytes("mesh", peers, encoded_bytes)
     return held_bytes <= MESH_HOLD_S * peers[len(peers) // 4].uplink_bytes_per_s

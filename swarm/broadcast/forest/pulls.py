@@ -61,9 +61,6 @@ class Pulls:
         self._reach = -1
         self._moved_at: list[float | None] = [None] * stripes
         self._orphaned = [False] * stripes
-        self._began_at: float | None = None
-        self._arrived_at = 0.0
-        self._arrivals = 0
         self._seen = [-1 if stripe < count else count - 1 for stripe in range(stripes)]
         self._came = [0] * stripes
         self._sent: deque[tuple[int, list[int]]] = deque(maxlen=BEHIND_TICKS)
@@ -71,7 +68,6 @@ class Pulls:
         self._tries: dict[int, int] = {}
         self.asks: dict[int, Ask] = {}
         self.chunks_per_s = 0.0
-        self.ending = False  # The median stripe has ended, when `late` was called last
 
     def begin(self, *, now: float) -> None:
         """Start the patience of every stripe when the first link is up. Later calls change nothing."""
@@ -85,10 +81,6 @@ class Pulls:
 
     def arrived(self, index: int, *, from_parent: bool, now: float) -> None:
         stripe = index % self._stripes
-        self._arrivals += 1
-        self._arrived_at = now
-        if self._began_at is None:
-            self._began_at = now
         self._seen[stripe] = max(self._seen[stripe], index if index + self._stripes < self._count else self._count - 1)
         if index > self._reach:
             self._reach = index
@@ -144,7 +136,6 @@ class Pulls:
     def late(self) -> list[int]:
         """Return at most MAX_INDICES chunks of stripes that lag, which are missing and not asked for."""
         middle = self._middle_round()
-        self.ending = middle == (self._count - 1) // self._stripes
         lag, keep = (0, 0) if self.ending else (LAG_ROUNDS, KEEP_ROUNDS)
         found: list[int] = []
         for stripe in range(self._stripes):
@@ -153,6 +144,11 @@ class Pulls:
                 end = min(self._count, (middle + 1) * self._stripes)
                 found += self._missing(range(low + keep * self._stripes, end, self._stripes))
         return found[:MAX_INDICES]
+
+    @property
+    def ending(self) -> bool:
+        """Whether the median stripe has ended."""
+        return self._middle_round() == (self._count - 1) // self._stripes
 
     def _middle_round(self) -> int:
         """Return how many chunks the median stripe is from its first."""
@@ -166,13 +162,9 @@ class Pulls:
         return now - moved_at >= (ORPHAN_S if self._orphaned[stripe] else silent_s)
 
     def _interval_s(self) -> float:
-        """Return the time between two chunks of a stripe: as planned, or, if that is unknown, the mean so far. The mean
-        of a node that is starved would make it wait for ever longer."""
-        if self.chunks_per_s:
-            return self._stripes / self.chunks_per_s
-        if self._began_at is None:
-            return 0.0
-        return (self._arrived_at - self._began_at) * self._stripes / self._arrivals
+        """Return the planned time between two chunks of a stripe. What a starved node got would make it wait for ever
+        longer."""
+        return self._stripes / self.chunks_per_s if self.chunks_per_s else 0.0
 
     def _lowest(self, stripe: int) -> int:
         """Return the first chunk of a stripe that is missing, or one past its end."""

@@ -67,7 +67,7 @@ def test_whom_the_learner_feeds_stays_and_strangers_are_not_heard() -> None:
 
 
 def test_who_falls_behind_in_one_stripe_says_so_to_the_learner_who_keeps_it_for_the_planner() -> None:
-    routes = Routing(parents=(PARENT, A, A), children=((), (), ()), chunks_per_s=0.0)
+    routes = Routing(parents=(PARENT, A, A), children=((), (), ()), chunks_per_s=30.0)
     core = TreeCourier(count=3000, learner=LEARNER, routes=routes, random=Random(1))
     for peer in (LEARNER, PARENT, A):
         core.join(peer, leaf=False, now=0.0)
