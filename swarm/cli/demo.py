@@ -101,10 +101,6 @@ STARTING_S = 5.0
 """Half of the kills come within this time of a learner's start: it is loading its model and repeating the batches since
 the last checkpoint."""
 
-ENDING_S = 1.0
-"""A learner that was killed as it finished may finish between two looks: the next kill comes within this time, while it
-is loading its model."""
-
 RUNNING_S = 3.0
 """The other kills come within this time of its first answer to samplers: ten fit into a demo that learns in 30 s."""
 
@@ -270,8 +266,7 @@ class Demo:
                 self._say(f"waiting for vLLM: {up} of {wanted}, {waited_s:.0f} s")
 
     async def _statuses(self, url: str) -> AsyncIterator[dict[str, Any] | None]:
-        """Yield the learner's status, or None if it does not answer, every POLL_S until it has ended; more often while
-        a kill is to come, as a learner finishes in half a second."""
+        """Yield the learner's status, or None if it does not answer, every POLL_S until it has ended."""
         async with PeerClient(plain_address(url)) as peer:
             while self._nodes[0].returncode is None:
                 status = None
@@ -279,8 +274,7 @@ class Demo:
                     status = json.loads(await peer.get("/v1/status", cap_bytes=4 << 20, timeout_s=5.0))
                 yield status
                 with suppress(TimeoutError):
-                    left = self._options.kill_learner - self._learner_kills
-                    async with asyncio.timeout(POLL_S / 5 if left else POLL_S):
+                    async with asyncio.timeout(POLL_S):
                         await self._nodes[0].wait()
 
     async def _watch(self, url: str) -> None:
@@ -319,15 +313,12 @@ class Demo:
 
     # -- killing the learner ---------------------------------------------------------------------------------
 
-    def _draw_kill(self, *, ending: bool = False) -> None:
-        """Draw when to kill the new learner; the last of several kills comes as it finishes, unless one did before."""
+    def _draw_kill(self) -> None:
+        """Draw when to kill the new learner."""
         self._kill_at = self._kill_when_running_for_s = math.inf
-        left = self._options.kill_learner - self._learner_kills
-        if left == 0 or (left == 1 < self._options.kill_learner and not ending):
+        if self._learner_kills == self._options.kill_learner:
             return
-        if ending:
-            self._kill_at = time.monotonic() + self._random.uniform(0.0, ENDING_S)
-        elif self._random.random() < 0.5:
+        if self._random.random() < 0.5:
             self._kill_at = time.monotonic() + self._random.uniform(0.0, STARTING_S)
         else:
             self._kill_when_running_for_s = self._random.uniform(0.0, RUNNING_S)
@@ -351,7 +342,7 @@ class Demo:
         name = self._learner_name()
         self._nodes[0] = await self._start(name, "lead", "--resume", str(self._run_dir))
         self._nodes.pop()
-        self._draw_kill(ending=ending)
+        self._draw_kill()
 
     def _learner_name(self) -> str:
         return f"learner-{self._learner_kills}" if self._learner_kills else "learner"
