@@ -11,8 +11,9 @@ pytestmark = pytest.mark.slow
 RELAYS = 5
 SIZE = 16 << 20
 
-TOLERANCE = 0.2
-"""Copies that a node may send besides: on a busy machine the last chunks are pulled, and may come twice."""
+TOLERANCE = 0.5
+"""Copies that a node may send more or less: on a busy machine others, the learner too, help with the last chunks, a
+third of a copy with five processes to two cores. A star's learner would send five, a chain's last relay none."""
 
 CAPPED = ("--max-upload", "40")
 """Such relays take seconds for SIZE: there is time to kill one."""
