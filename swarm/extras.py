@@ -7,10 +7,10 @@ from importlib.util import find_spec
 
 from swarm.errors import UserError
 
-DRAWS = ("torch", "transformers", "tokenizers", "safetensors")
+DRAWS = ("torch", "transformers", "safetensors")
 LIBRARIES = {
     "sampler": DRAWS,
-    "learner": (*DRAWS, "jinja2"),
+    "learner": DRAWS,
     "adapter": ("peft",),
     "quantized": ("bitsandbytes",),
     "gguf": ("gguf",),
@@ -48,5 +48,5 @@ def lacking(module: str | None) -> UserError | None:
 def _lacks(extra: str, who: str, absent: Iterable[str]) -> UserError:
     return UserError(
         f"{who} needs the extra `{extra}`, and {', '.join(absent)} is not installed: {how_to_have(extra)}; "
-        "a checkout's bin/setup brings all of them"
+        "a checkout's bin/setup --dev brings all of them"
     )

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.integration.processes import PATIENCE_S, Node, eventually, is_complete, swarm_in
+from tests.integration.processes import PATIENCE_S, Node, Swarm, eventually, is_complete, swarm_in
 
 ROOT = Path(__file__).parents[2]
 RELAY_BYTES = 100_000_000
@@ -120,7 +120,7 @@ def test_the_wheel_has_every_file_of_the_page(light: Light) -> None:
         assert {name for name in wheel.namelist() if "/static/" in name} == files
 
 
-@pytest.mark.parametrize("arguments", [("lead", "--help"), ("tasks",)])
+@pytest.mark.parametrize("arguments", [("lead", "--help"), ("tasks",), ("tasks", "try", "copy", "-n", "1")])
 def test_the_command_line_needs_no_extra(light: Light, arguments: tuple[str, ...]) -> None:
     done = light.run(*arguments)
     assert done.returncode == 0, done.stderr
@@ -133,7 +133,7 @@ def test_the_command_line_needs_no_extra(light: Light, arguments: tuple[str, ...
         ("learner", ("lead", "--run-dir", "made", "--host", "127.0.0.1", "--port", "0")),
         ("learner", ("demo", "--run-dir", "made")),
         ("sampler", ("join", "--bootstrap", "127.0.0.1:1", "--state-dir", "made")),
-        ("learner", ("tasks", "try", "copy")),
+        ("sampler", ("eval", "copy")),
     ],
 )
 def test_what_needs_an_extra_says_so_in_one_line_and_leaves_nothing(
@@ -158,6 +158,22 @@ def test_doctor_says_how_to_have_what_drawing_needs_and_finds_a_relay_well(light
     assert "can relay, not draw" in finding["what"]
     assert json.loads(relaying.stdout)["findings"] == []
     assert not (light.directory / "made").exists()
+
+
+def test_a_run_is_read_without_torch(light: Light, swarm: Swarm) -> None:
+    learner = swarm.lead("--steps", "2", "--samplers", "1")
+    assert learner.process.wait(timeout=PATIENCE_S) == 0, learner.output()
+    run = str(learner.run_dir)
+    for words, said in (
+        (("verify", run), "no rollout was too old, lost or used twice"),
+        (("report", run), "report.html"),
+        (("export", "rollouts", run, "--to", "rollouts.jsonl"), "rollouts in rollouts.jsonl"),
+    ):
+        done = light.run(*words)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+    first = json.loads((light.directory / "rollouts.jsonl").read_text().splitlines()[0])
+    assert first["prompt"]
 
 
 def relays(light: Light, directory: Path) -> None:

