@@ -41,7 +41,7 @@ from swarm.learner.messages import AuditRollout, TrainerConfig
 from swarm.learner.policy import Policy
 from swarm.learner.ranks import Ranks
 from swarm.learner.replay import audit
-from swarm.learner.trainer import _stop_token_ids
+from swarm.learner.trainer import stop_token_ids_of
 from swarm.models.device import pick_device
 from swarm.sampler.engine import EngineKind, EngineOptions, Generate, Install, Job, Sampled, Start
 from swarm.types import NodeId, SamplingRules, VersionId
@@ -94,7 +94,7 @@ class Learner:
     def __init__(self, name: str, directory: Path, device: str) -> None:
         self.device = pick_device(device)
         model, self.tokenizer = load_model(name, seed=0)
-        self._stops = _stop_token_ids(model, self.tokenizer)
+        self._stops = stop_token_ids_of(model, self.tokenizer)
         self.directory, self.files = directory, directory / "model"
         tensors = stream_tensors(model)
         self.layout = layout_of(tensors, save_small_files(model, self.tokenizer, self.files))

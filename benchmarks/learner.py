@@ -404,7 +404,7 @@ def utilisation(work: Work, repeats: int, *, attention: str = "") -> dict[str, f
     asked = TrainerConfig(packing="flash" in attention)
     policy, longest = Policy(model, asked, temperature=1.0), work.prompt_tokens + work.most
     free = read_free_bytes(device, ranks=1)
-    rules = fit(policy, asked, device, free, ranks=1, longest=longest, kl=False)
+    rules, _ = fit(policy, asked, device, free, ranks=1, longest=longest, kl=False)
     step = our_step(work, model, rules)
     step(work.rollouts(0))
     rates = []

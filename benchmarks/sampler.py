@@ -420,7 +420,7 @@ async def _node(kind: EngineKind, directory: Path, versions: Versions, load: Loa
         versions.publish()
         current = versions.weights.current
         assert current is not None
-        refused = await worker.install(current.head, current.table, versions.weights.path)
+        refused = await worker.install(current.head.version, current.table.tensor_sums, versions.weights.path)
         if refused is not None:
             raise EngineBroken(refused.why)
         yield worker

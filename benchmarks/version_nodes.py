@@ -169,7 +169,9 @@ class ReceivingNode(JoiningNode):
         async with receiver.upkeep.steady() as version:
             changed = await in_thread(receiver.upkeep.changes_since, engine.installed)
             path, proven = receiver.upkeep.weights.path, receiver.upkeep.is_proven
-            refused = await engine.install(version.head, version.table, path, proven=proven, changed=changed)
+            refused = await engine.install(
+                version.head.version, version.table.tensor_sums, path, proven=proven, changed=changed
+            )
         if refused is not None:
             raise SystemExit(f"not installed: {refused.why}")
         assert engine.installed is not None

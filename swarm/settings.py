@@ -53,8 +53,11 @@ class Key:
     default: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class Flag(Key):
-    """Makes a setting a command-line option too."""
+    """Makes a setting a command-line option too, if need be with another `name`, next to its own."""
+
+    name: str = ""
 
 
 RESUMED = object()
@@ -66,6 +69,13 @@ def _as_weights(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         return value
     return {name: weight if equals else 1.0 for name, equals, weight in (str(one).partition("=") for one in value)}
+
+
+def _as_task(value: Any) -> Any:
+    """A file is a task: jsonl:FILE, or what the library `datasets` reads."""
+    kinds = {".jsonl": "jsonl", **dict.fromkeys((".json", ".csv", ".parquet", ".arrow"), "hf")}
+    kind = kinds.get(Path(value).suffix) if isinstance(value, str) and ":" not in value else None
+    return f"{kind}:{value}" if kind else value
 
 
 def _as_words(value: Any) -> Any:
@@ -103,7 +113,7 @@ PageAddress = Annotated[str, AfterValidator(_check_page)]
 Option = bool | int | float | str
 
 Rewards = Annotated[
-    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[float, Field(ge=-1e6, le=1e6)]],
+    dict[Annotated[str, Field(min_length=1, max_length=256)], Annotated[float, Field(ge=-1e6, le=1e6)]],
     BeforeValidator(_as_weights),
     Field(max_length=16),
 ]  # Weights of rewards by name. A flag gives them as NAME=WEIGHT, or as NAME for a weight of 1.
@@ -151,7 +161,11 @@ class TaskSection(Section):
     """What it learns, and from which rewards."""
 
     table: ClassVar[str] = "task"
-    task: Annotated[str, Flag("What to learn; `echo-node tasks` lists it.", "copy for an embedded model")] = "copy"
+    task: Annotated[
+        str,
+        BeforeValidator(_as_task),
+        Flag("What to learn: a file of questions, or what `echo-node tasks` lists.", "copy for an embedded model"),
+    ] = "copy"
     task_options: Annotated[
         dict[str, Option | list[Option]],
         Field(max_length=64),
@@ -160,9 +174,10 @@ class TaskSection(Section):
     rewards: Annotated[
         Rewards,
         Flag(
-            "NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed. With random among them, for every "
-            "task, a control that must not learn.",
+            "NAME=WEIGHT, for questions with answers: exact, numeric, math, boxed, or your own FILE.py:FUNCTION. With "
+            "random among them, for every task, a control that must not learn.",
             "the task's",
+            name="reward",
         ),
     ] = {}
     lenient: Annotated[bool, Flag("exact and math ignore case, final dots and 'The answer is'.")] = False
@@ -302,6 +317,9 @@ class LeadSwarm(Section):
         Flag("Share of rollouts that are drawn again to see who lies; newcomers' all. 0 believes everybody."),
         RESUMED,
     ] = 0.05
+    samplers: Annotated[
+        int | None, Field(ge=0, le=64), Flag("Samplers that this machine runs itself.", "1 if it fits"), RESUMED
+    ] = None
     host: Annotated[str, Flag("Address to listen on; 127.0.0.1 keeps others out."), RESUMED] = "0.0.0.0"
     port: Annotated[int, Field(ge=0, le=65_535), Flag("0 takes any free one."), RESUMED] = DEFAULT_PORT
     advertise: Annotated[str | None, Flag("host[:port] that others dial.", "--host"), RESUMED] = None

@@ -204,13 +204,15 @@ class Rollout(Message, frozen=True):
 
 class Prompt(Message, frozen=True):
     """A question of a task. The model reads `text`, inside the chat template if there is one; only the reward reads
-    `answer`. For a chat of several turns, `messages` are (role, content) pairs, and `text` is the last content."""
+    `answer`. For a chat of several turns, `messages` are (role, content) pairs, and `text` is the last content.
+    `row` is the JSON of the row of data, for a reward that is a function of the user's."""
 
     prompt_id: Id
     text: str
     answer: str
     token_ids: tuple[int, ...] = ()
     messages: tuple[tuple[str, str], ...] = ()
+    row: str = ""
 
 
 class Score(Message, frozen=True):

@@ -61,7 +61,7 @@ def _sections(kind: type[BaseModel]) -> Iterator[Iterable[str]]:
 
 def _setting(name: str, field: FieldInfo) -> Iterable[str]:
     key = next(mark for mark in field.metadata if isinstance(mark, Key))
-    flag = f"`--{name.replace('_', '-')}`" if isinstance(key, Flag) else ""
+    flag = f"`--{key.name or name.replace('_', '-')}`" if isinstance(key, Flag) else ""
     return f"`{name}`{' *' if RESUMED in field.metadata else ''}", flag, key.help, key.default or _default(field)
 
 

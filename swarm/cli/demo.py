@@ -222,7 +222,7 @@ class Demo:
             own = tomllib.loads(self._show.settings).get("task", {}).get("rewards", {})
             flags += [word for name, weight in own.items() for word in ("--rewards", f"{name}={weight}")]
             flags += ["--rewards", "random"]
-        return ["lead", "--host", "127.0.0.1", "--port", "0", *map(str, flags), *self._show.flags]
+        return ["lead", "--host", "127.0.0.1", "--port", "0", "--samplers", "0", *map(str, flags), *self._show.flags]
 
     async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
         process = await start_node(self._logs / f"{name}.log", *arguments)
@@ -471,6 +471,6 @@ def next_steps(run_dir: Path, report: Path, by_hand: str) -> list[str]:
         f"  {command} dashboard {quoted}",
         f"  {command} verify {quoted}",
         f"  {command} export model {quoted} --best --to my-model",
-        "the same in two terminals; this one prints what to type in the other:",
+        "the same by hand, which prints what a friend types to help:",
         f"  {command} lead {by_hand}",
     ]

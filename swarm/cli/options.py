@@ -69,6 +69,7 @@ def _option(name: str, field: FieldInfo, heading: str | None) -> inspect.Paramet
     default = flag.default or _in_words(field)
     option = typer.Option(
         None,
+        *([f"--{flag.name}"] if flag.name else []),
         f"--{name.replace('_', '-')}" + (f"/--no-{name.replace('_', '-')}" if plain is bool else ""),
         help=flag.help + (" May be repeated." if several else "") + (f" Default: {default}." if default else ""),
         metavar=None if plain is bool else f"<{'|'.join(choices)}>" if choices else KINDS.get(plain, "<text>"),

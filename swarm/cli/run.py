@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,6 +20,7 @@ import typer
 
 from swarm import __version__
 from swarm.cli.chat import chat
+from swarm.cli.eval import evaluate
 from swarm.cli.machine import doctor, service_app
 from swarm.cli.options import Json, Sections, with_settings
 from swarm.cli.own import finish, leave, limits, logs, pause, resume
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 DONE, NOT_REACHED, BAD_INPUT, STOPPED = 0, 1, 2, 128 + signal.SIGINT  # Exit statuses
 
+ALIKE = 0.85  # Likeness to what was typed, from 0 to 1, at which more than one option may have been meant
 LINE_S = 60.0  # Between two lines about a joined node that has no terminal
 LEAVE_S = 3.0  # A node gets this long after a second signal: its last words to others take at most a second
 R = TypeVar("R")
@@ -62,6 +65,7 @@ Examples:
 LEAD_EXAMPLES = """\b
 Examples:
   echo-node lead --model tiny --task copy --steps 200
+  echo-node lead q.jsonl --model DIR --reward my.py:score
   echo-node lead --config examples/questions.toml
   echo-node lead --resume runs/copy-20260101-120000
 """
@@ -103,6 +107,7 @@ def root(
 @with_settings(LeadConfig)
 def lead(
     flags: dict[str, Any],
+    named: Annotated[str | None, typer.Argument(metavar="TASK", help="As --task: FILE.jsonl, copy, ...")] = None,
     *,
     config: ConfigFile = None,
     resume: Resume = None,
@@ -115,6 +120,8 @@ def lead(
     """Lead a swarm: train a model on a task. The samplers that join generate its rollouts."""
     from swarm.run.directory import forked_config, resumed_config
 
+    if named is not None and flags.setdefault("task", named) != named:
+        raise UserError(f"{named} and --task {flags['task']} both say what to learn: give one of them")
     _refuse_mixed(flags, resume=resume, from_run=from_run, picks=best or step is not None)
     origin = None
     if from_run is not None:
@@ -245,6 +252,7 @@ def sft(
 for own in (status, doctor, pause, resume, finish, leave, limits, logs):
     app.command()(own)
 app.command("set", epilog=SET_KEYS)(set_value)
+app.command("eval")(evaluate)
 for other in (audit, verify, report, dashboard, chat, plan, simulate, redteam):
     app.command()(other)
 app.add_typer(service_app, name="service")
@@ -284,7 +292,8 @@ def _explained(error: typer.TyperException) -> str:
     name = wrong.lstrip("-").replace("-", "_")
     if name in LeadConfig.model_fields.keys() | JoinConfig.model_fields.keys() and near[0] != wrong.replace("_", "-"):
         return f"{error}: write {name} = ... in a TOML file and name that with --config"
-    return f"{error}: did you mean {near[0]}?" if near[0] else error.format_message()
+    alike = [one for one in near if SequenceMatcher(None, wrong, one).ratio() > ALIKE] or near[:1]
+    return f"{error}: did you mean {' or '.join(alike)}?" if near[0] else error.format_message()
 
 
 def _stop_at_once(number: int, _: object) -> None:

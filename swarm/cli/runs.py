@@ -36,15 +36,18 @@ export_app = typer.Typer(help="Write parts of a run for other programs.")
 
 def set_value(
     words: Annotated[
-        list[str], typer.Argument(metavar="KEY=VALUE", help="First RUN, unless only one learner runs under runs/.")
-    ],
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="First RUN, unless only one learner runs under runs/."),
+    ] = None,
 ) -> None:
-    """Change a running learner, on this machine: its pace, its budget, who takes part; or pause it, or end it."""
+    """Change a running learner, on this machine: its pace, its budget, who takes part; or pause it, or end it. Without
+    a KEY it says what holds now."""
     from swarm.node.control import ask_for
 
-    is_run = "=" not in words[0]
+    words = words or []
+    is_run = bool(words) and "=" not in words[0]
     pairs = [word.partition("=") for word in words[is_run:]]
-    if not all(equals for _, equals, _ in pairs) or not pairs:
+    if not all(equals for _, equals, _ in pairs):
         raise UserError("write KEY=VALUE, such as max_staleness=4; `echo-node set --help` lists the keys")
     wanted = checked({key: value for key, _, value in pairs})
     typer.echo(asyncio.run(ask_for(Path(words[0]) if is_run else _the_running_one(), wanted)))
@@ -96,7 +99,7 @@ def verify(run_dir: RunDirectory, as_json: Json = False) -> None:
         f"{report.batches} batches, {report.accepted} rollouts accepted: {report.trained} trained on once, "
         f"{report.dropped} dropped for a reason that is true, {report.waiting} waiting; {len(found)} checkpoints"
         + (f", {len(damaged)} parts damaged; " if damaged else "; ")
-        + (f"{len(report.breaches)} breaches" if report.breaches else "no breach of I1 or I3")
+        + (f"{len(report.breaches)} breaches" if report.breaches else "no rollout was too old, lost or used twice")
     )
     if as_json:
         typer.echo(json.dumps({**asdict(report), "checkpoints": [one.step for one in found], "damaged_parts": damaged}))
@@ -252,12 +255,30 @@ def _the_running_one() -> Path:
     return found[0]
 
 
+def _where(text: str | None, state_dir: Path | None) -> str:
+    """Return the address of a node that is named by its own or by a run's directory; by default of one's own node that
+    runs here, or else of the one learner under runs/."""
+    from swarm.node.control import is_served, running_nodes
+    from swarm.run.directory import ADDRESS
+
+    if text is None and (state_dir is not None or running_nodes() or not Path("runs").is_dir()):
+        return ask_own("where", state_dir)
+    run_dir = Path(text) if text is not None else _the_running_one()
+    if text is not None and not run_dir.is_dir():
+        return text
+    if not is_served(run_dir):
+        raise UserError(f"no learner runs in {run_dir} now: `echo-node report {run_dir}` writes a page of what it did")
+    return str(json.loads((run_dir / ADDRESS).read_text())["url"])
+
+
 WATCH_S = 2.0  # Between two updates of --watch: few figures change faster
 RESIZE_S = 0.25  # How soon a watched screen follows a resize of its terminal
 
 
 def status(
-    url: Annotated[str | None, typer.Argument(help="host:port or URL of a node. Default: of your own here.")] = None,
+    url: Annotated[
+        str | None, typer.Argument(help="host:port or URL of a node, or a run's directory. Default: your own here.")
+    ] = None,
     state_dir: StateDir = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All that it says, as one JSON object in a line.")] = False,
@@ -265,7 +286,7 @@ def status(
     """What a running node says of itself: a learner, a sampler or a relay."""
     from swarm.report.terminal import console as for_stdout
 
-    url = url or ask_own("where", state_dir)
+    url = _where(url, state_dir)
     console, found = for_stdout(), asyncio.run(_fetch(url))
     if watch:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

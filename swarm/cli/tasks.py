@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from swarm.tasks.base import Task
     from swarm.types import Prompt
 
-WRONG = "this is not the answer"  # Scored to show what a wrong answer earns
 MAX_SHOWN = 2000  # Characters of a prompt that are shown
 
 tasks_app = typer.Typer(help="List the tasks, or try one.", invoke_without_command=True)
@@ -42,7 +41,7 @@ def list_tasks(context: typer.Context) -> None:
     width = max(len(name) for name, _ in rows)
     for name, description in rows:
         typer.echo(f"{name:{width}}  {description}")
-    typer.echo(f"rewards of jsonl: and hf:, as --rewards NAME=WEIGHT: {', '.join(REWARDS)}")
+    typer.echo(f"rewards of jsonl: and hf:, as --reward NAME=WEIGHT: {', '.join(REWARDS)}, FILE.py:FUNCTION")
 
 
 @tasks_app.command("try")
@@ -55,12 +54,15 @@ def try_task(
     model: Annotated[
         str | None, typer.Option(help="Directory or cached Hugging Face id: show what this model would read.")
     ] = None,
-    rewards: Annotated[list[str] | None, typer.Option(help="NAME=WEIGHT, as lead takes them.")] = None,
+    rewards: Annotated[
+        list[str] | None, typer.Option("--reward", "--rewards", help="NAME=WEIGHT, as lead takes them.")
+    ] = None,
     system_prompt: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of the run.")] = None,
 ) -> None:
     """Show prompts and what answers earn (the right one, none and a wrong one), or play an environment: type turns."""
+    from swarm.lead.check import WRONG
     from swarm.run.prompts import ProgressLine, open_task
     from swarm.settings import LeadConfig
     from swarm.settings_file import load_config

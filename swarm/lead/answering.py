@@ -32,9 +32,7 @@ def episode_rules(config: LeadConfig, task: Task, *, context_tokens: int) -> Epi
         return None
     turns, tokens = config.max_turns or environment.max_turns, longest_completion(config, task, context_tokens)
     if task.is_external and config.is_control:
-        raise UserError(
-            f"{config.task} computes its own rewards, so it can have no random control: leave --rewards out"
-        )
+        raise UserError(f"{config.task} computes its own rewards, so it can have no random control: leave --reward out")
     return EpisodeRules(max_turns=turns, max_tokens=tokens, begins=task.is_external)
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from swarm.errors import UserError
 from swarm.run.directory import LOGS
 from swarm.run.prompts import read_record
-from swarm.settings import EMBEDDED, LeadConfig
+from swarm.settings import EMBEDDED, MAX_SHOWN, LeadConfig
 from swarm.tasks import task_options
-from swarm.tasks.reward_pool import BeginRewards, RewardPool
+from swarm.tasks.functions import is_function
+from swarm.tasks.reward_pool import BeginRewards, Completion, RewardPool
+from swarm.types import Prompt, Score
 
+WRONG = "this is not the answer"  # Scored to show what a wrong answer earns
 PROCESSES = max(1, min(8, (os.cpu_count() or 1) // 4))  # For rewards: the trainer and the network need the rest
 
 
@@ -41,6 +44,21 @@ def reward_pool(
         processes=processes or config.reward_processes or PROCESSES,
         logs=files_dir.parent / LOGS if files_dir is not None else None,
     )
+
+
+async def check_rewards(pool: RewardPool, config: LeadConfig, prompt: Prompt) -> str:
+    """Have functions of the user's judge three answers before anything starts. Return a line about them, "" if there
+    are none. UserError for the first that fails."""
+    if not (own := [name for name in config.rewards if is_function(name)]):
+        return ""
+    words = []
+    for answer in (prompt.answer, "", WRONG):
+        (outcome,) = await pool.score([Completion(prompt=prompt, text=answer)])
+        shown = repr(answer if len(answer) <= MAX_SHOWN else answer[: MAX_SHOWN - 3] + "...")
+        if not isinstance(outcome, Score):
+            raise UserError(f"the reward failed for the answer {shown} to {prompt.prompt_id}: {outcome.reason}")
+        words.append(f"{outcome.reward:g} for {shown}")
+    return f"{', '.join(own)}: {', '.join(words)}"
 
 
 def check_period(config: LeadConfig) -> None:

@@ -33,6 +33,7 @@ def _dial_of(name: str, unit: str = "") -> Dial:
     return Dial("int" if field.annotation is int else "float", field.annotation, flag.help, field.metadata, unit)
 
 
+VALUES = ("bool", "int", "float")  # Kinds of dials that have a value, where others do something
 NODE = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 DIALS = {
     "paused": Dial("bool", bool, "true takes no further batch and gives no leases, until false."),
@@ -74,3 +75,12 @@ def described(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     }
     found["publish_every_steps"]["max"] = values["max_staleness"] + 1
     return list(found.values())
+
+
+def in_words(table: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line for each present value of the table, with its unit and its help."""
+    rows = [
+        (one["key"], f"{one['value']} {one['unit']}".strip(), one["help"]) for one in table if one["kind"] in VALUES
+    ]
+    wide = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
+    return "\n".join(f"{key:{wide[0]}} = {value:{wide[1]}}  {words}" for key, value, words in rows)

@@ -25,8 +25,9 @@ from swarm.errors import ProtocolError, UserError
 from swarm.files import write_atomically
 from swarm.join.watch import watch_clocks
 from swarm.lead.answering import Answering, control_seed, episode_rules, sampling_rules
-from swarm.lead.check import check_model, check_period, reward_pool
-from swarm.lead.dials import checked
+from swarm.lead.check import check_model, check_period, check_rewards, reward_pool
+from swarm.lead.dials import checked, in_words
+from swarm.lead.drawing import arguments, default_count, drawing, other_gpus
 from swarm.lead.provisioning import Provisioning
 from swarm.lead.publication import ROOM_S, InstallTracker, Publication
 from swarm.lead.steps import PAUSE, Steps
@@ -50,6 +51,7 @@ from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.plane.rules import publication_period
 from swarm.rollout.scoring import TURN_S
 from swarm.run.directory import (
+    ADDRESS,
     LOGS,
     SUMMARY,
     TIMELINE,
@@ -67,6 +69,7 @@ from swarm.run.log import RunLog
 from swarm.run.prompts import ProgressLine, check_data, longest_completion, open_task, prepare_prompts
 from swarm.run.run import Run
 from swarm.run.timeline import Timeline
+from swarm.sampler.choice import find_gpus
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Read
 from swarm.tasks.reward_pool import Completion, RewardPool
@@ -324,9 +327,13 @@ class LearnerNode:
 
     def _sign_card(self, weights_bytes: int) -> None:
         config, network = self._config, self._network
-        longest = config.max_prompt_tokens + self._max_new_tokens if config.max_prompt_tokens else 0
-        card = card_of(config.model, config.task, weights_bytes=weights_bytes, sample_tokens=longest)
+        card = card_of(config.model, config.task, weights_bytes=weights_bytes, sample_tokens=self._longest_sample())
         network.card = sign_card(card, network.key)
+
+    def _longest_sample(self) -> int:
+        """Return the tokens of the longest sample with its prompt, 0 if not known."""
+        prompt = self._config.max_prompt_tokens
+        return prompt + self._max_new_tokens if prompt else 0
 
     # -- the run ---------------------------------------------------------------------------------------------
 
@@ -346,6 +353,7 @@ class LearnerNode:
         await self._publication.go_on(steps.step, bound.publish_every_steps)
         # Announce only now, when settings that do not work have been refused.
         self._announce()
+        await self._draw(prepared)
         if (self._run_dir / PAUSE).exists():
             self._say("paused by its owner, as before: `echo-node set paused=false` goes on")
             steps.pause(True)
@@ -365,6 +373,23 @@ class LearnerNode:
         # Written last: a learner that is killed before must be resumable, or its samplers would wait for ever.
         write_json(self._run_dir / SUMMARY, summary)
         return reached
+
+    async def _draw(self, prepared: Prepared) -> None:
+        """Start the samplers of this machine."""
+        if (count := self._config.samplers) == 0:
+            return
+        found = await asyncio.to_thread(find_gpus) if prepared.whole_bytes else {}
+        gpus = other_gpus(prepared.device, self._config.trainer_ranks, () if isinstance(found, str) else [*found])
+        if count is None:
+            count, why = (1, "") if gpus else default_count(prepared, self._longest_sample())
+            if why:
+                self._say(why)
+        if count:
+            here = EVERYWHERE.get(self._config.host)
+            bootstrap = f"{here}:{self._network.port}" if here else self._join.rpartition(" ")[2]
+            words = arguments(prepared, bootstrap, has_own_gpu=bool(gpus))
+            await self._exits.enter_async_context(drawing(count, self._run_dir, words, gpus, self._say))
+            self._say(f"this machine draws too: {count} sampler{'' if count == 1 else 's'} (--samplers 0: only others)")
 
     async def _bound(self) -> BoundSet:
         """Return the bound that the configuration asks for, and record it."""
@@ -397,7 +422,8 @@ class LearnerNode:
 
     async def change(self, request: Mapping[str, Any], *, by: str) -> str:
         """Change what a run's owner may change while it runs (lead/dials.py), `stop` as the first Ctrl-C does. Return a
-        line for each change. UserError says why one cannot be made; those before it hold."""
+        line for each change, or without any for each present value. UserError says why one cannot be made; those before
+        it hold."""
         lines: list[str] = []
         for key, value in checked(request).items():
             if self._steps is None or self._state not in ("running", "finishing"):
@@ -409,7 +435,7 @@ class LearnerNode:
             if key == "stop":
                 self.is_stopped, self._state, self._waits_for = True, "stopping", self._steps.request_stop()
             lines.append(await self._steps.change(key, value, by=by))
-        return "\n".join(lines) or "nothing was to be changed"
+        return "\n".join(lines) or in_words(self.status()["settings"])
 
     async def _prepare(self) -> Prepared:
         self._say("loading the model")
@@ -445,6 +471,8 @@ class LearnerNode:
         self._waits_for = "the reward processes to start"
         self._rewards = reward_pool(self._config, self._training.files_dir, prepared.stop_token_ids)
         await self._rewards.start()
+        if line := await check_rewards(self._rewards, self._config, self._held_out[0]):
+            self._say(line)
         return self._rewards
 
     async def _open_plane(self, prepared: Prepared, rewards: RewardPool, bound: BoundSet) -> Steps:
@@ -538,7 +566,7 @@ class LearnerNode:
     def _write_address(self) -> None:
         """Write where this node listens, so that programs can start samplers before the model is loaded."""
         network = self._network
-        write_json(self._run_dir / "node.json", {"url": network.address.url, "join": network.join_line()})
+        write_json(self._run_dir / ADDRESS, {"url": network.address.url, "join": network.join_line()})
         address = network.address
         is_plain = is_loopback(address.host) and not address.fingerprint
         bootstrap = address.authority if is_plain else network.join_line()
@@ -552,9 +580,10 @@ class LearnerNode:
 
     def _announce(self) -> None:
         address = self._network.address
-        self._say(f"a sampler joins with:  {os.environ.get('ECHO_NODE_COMMAND', 'echo-node')} {self._join}")
+        self._say(f"a sampler joins with:  echo-node {self._join}")
         if (here := EVERYWHERE.get(self._config.host)) is not None:
-            self._say(f"on this machine also with:  --bootstrap {here}:{self._network.port}")
+            command = os.environ.get("ECHO_NODE_COMMAND", "echo-node")
+            self._say(f"on this machine also with:  {command} join --bootstrap {here}:{self._network.port}")
         if self._config.advertise is None and is_private(address.host):
             self._say(
                 f"{address.host} is an address of a private network: for machines outside of it let the router pass "

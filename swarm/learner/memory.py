@@ -218,9 +218,9 @@ def described(config: TrainerConfig, device: torch.device) -> str:
 
 def fit(
     policy: Policy, config: TrainerConfig, device: torch.device, free: int, ranks: int, longest: int, kl: bool
-) -> TrainerConfig:
-    """`choose` for a loaded model. `free` is the smallest number of free bytes on any rank's device, so that all ranks
-    choose alike."""
+) -> tuple[TrainerConfig, int]:
+    """`choose` for a loaded model, and the bytes that its steps leave free. `free` is the smallest number of free bytes
+    on any rank's device, so that all ranks choose alike."""
     model = policy.module.model
     setting = replace(
         _least(config, device, ranks),
@@ -229,7 +229,12 @@ def fit(
         has_reference=kl,
     )
     may = bool(model.supports_gradient_checkpointing)
-    return choose(shape_of(model), setting, config, free, longest=longest, may_checkpoint=may)
+    shape = shape_of(model)
+    chosen = choose(shape, setting, config, free, longest=longest, may_checkpoint=may)
+    tokens, recompute = chosen.tokens_per_micro_batch, chosen.activation_checkpointing
+    assert tokens is not None
+    setting = replace(setting, tokens=max(tokens, longest), activation_checkpointing=bool(recompute))
+    return chosen, int(free * FREE_SHARE) - sum(step_bytes(shape, setting).values())
 
 
 def read_shape(name: str, rank: int | None = None, base: BasePrecision = "bf16") -> Shape | None:

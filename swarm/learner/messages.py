@@ -72,7 +72,8 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
 class Prepared(msgspec.Struct, frozen=True):
     """The model is ready. `trained` of its `parameters` change. `step` and `lineage` are those of the checkpoint that
-    the run goes on from; `weights` is the digest of the weights that it began with, in hex; `notes` are for people."""
+    the run goes on from; `weights` is the digest of the weights that it began with, in hex; `notes` are for people.
+    `left_bytes` are what a step is predicted to leave of the device, which has `whole_bytes` if it is a GPU."""
 
     layout: Layout
     parameters: int
@@ -85,6 +86,22 @@ class Prepared(msgspec.Struct, frozen=True):
     lineage: bytes = b""
     weights: str = ""
     notes: tuple[str, ...] = ()
+    left_bytes: int = 0
+    whole_bytes: int = 0
+
+
+FROZEN, SMALL_FILES, WEIGHTS = "frozen", "model", "weights.bin"
+"""Files in which a model is laid out that is not trained: what describes it, its small files, the stream of weights."""
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    """A model that is not trained: the parts of Prepared that say how to ask it, and the sums of its tensors."""
+
+    layout: Layout
+    tensor_sums: tuple[int, ...]
+    vocab_size: int
+    context_tokens: int
+    stop_token_ids: tuple[int, ...]
 
 
 class TrainRollout(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from swarm.learner.checkpoint.files import checkpoint_path, digest_of, newest_wh
 from swarm.learner.messages import Save, TrainerConfig
 from swarm.learner.objective import Objective, TokenLoss
 from swarm.learner.process import trainer_config
-from swarm.learner.trainer import Trainer
+from swarm.learner.trainer import Trainer, context_tokens_of
 from swarm.process import NoParent
 from swarm.settings import CHANGEABLE, LeadConfig, sections
 from swarm.tasks.questions import is_held_out, permutation, read_lines
@@ -78,7 +78,7 @@ class Tuner(Trainer):
 
     def read(self, path: Path, config: LeadConfig) -> tuple[list[Row], list[Row]]:
         """The examples of a file to train on, and those held out. UserError with file and line."""
-        most = min(self._context_tokens(), self._longest_row())
+        most = min(context_tokens_of(self._model), self._longest_row())
         sides: tuple[list[Row], list[Row]] = [], []
         for number, line in filter(lambda pair: pair[1].strip(), read_lines(path)):
             try:

@@ -115,13 +115,15 @@ class Trainer:
             parameters=self._parameters,
             trained=self._trained,
             vocab_size=self._model.config.get_text_config().vocab_size,
-            context_tokens=self._context_tokens(),
-            stop_token_ids=_stop_token_ids(self._model, self._tokenizer),
+            context_tokens=context_tokens_of(self._model),
+            stop_token_ids=stop_token_ids_of(self._model, self._tokenizer),
             device=str(self._device),
             step=self._resumed_step,
             lineage=self._lineage,
             weights=self._began_with,
             notes=self._notes,
+            left_bytes=self._left_bytes,
+            whole_bytes=torch.cuda.mem_get_info(self._device)[1] if self._device.type == "cuda" else 0,
         )
 
     def step(self, command: Train) -> Trained:
@@ -231,25 +233,22 @@ class Trainer:
         """Choose how steps are computed; the configuration, and lines for people. A small model computes a whole
         minibatch at once, and always fits."""
         config, notes = policy.settle(self._config, self._device)
+        self._left_bytes = self._free()[0]
         if self._parameters < SMALL_MODEL_PARAMETERS:
             return config, notes
-        fitted = fit(
+        fitted, self._left_bytes = fit(
             policy,
             config,
             self._device,
-            self._free()[0],
+            self._left_bytes,
             ranks=self._ranks.count,
-            longest=min(self._longest_row(), self._context_tokens()),
+            longest=min(self._longest_row(), context_tokens_of(self._model)),
             kl=bool(config.kl_weight) and config.adapter is None,
         )
         return fitted, (*notes, described(fitted, self._device))
 
     def _longest_row(self) -> int:
         return self._config.longest_completion + (self._config.max_prompt_tokens or ASSUMED_PROMPT_TOKENS)
-
-    def _context_tokens(self) -> int:
-        found = stated(self._model.config.get_text_config(), "max_position_embeddings", "max_seq_len") or 0
-        return int(found) if found > 0 else MAX_TOKENS  # ALiBi and Mamba state no limit; XLNet states -1
 
     def audit(self, command: Audit) -> Audited:
         began, config = time.monotonic(), self._config
@@ -313,7 +312,12 @@ def _out_of_memory(command: Train, error: torch.OutOfMemoryError) -> str:
     )
 
 
-def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+def context_tokens_of(model: Any) -> int:
+    found = stated(model.config.get_text_config(), "max_position_embeddings", "max_seq_len") or 0
+    return int(found) if found > 0 else MAX_TOKENS  # ALiBi and Mamba state no limit; XLNet states -1
+
+
+def stop_token_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """The end-of-turn tokens that any of a model's files names, if they are in its vocabulary."""
     files = (model.generation_config, model.config, model.config.get_text_config(), tokenizer)
     stated = [getattr(file, "eos_token_id", None) for file in files]

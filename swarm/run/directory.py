@@ -54,6 +54,7 @@ def ran_on() -> dict[str, Any]:
 
 CONFIG = "config.json"
 ORIGIN = "from"  # The key of config.json under which a fork says which model it began with
+ADDRESS = "node.json"  # Where the learner listens
 SUMMARY = "summary.json"  # Written last of all: if it exists, the run is over and its samplers know
 TIMELINE = "timeline.json"  # Written each minute: what learner and samplers did, in buckets of time
 ABILITY = "ability.json"  # What the model answers before and after a run, if that was compared (learner/ability.py)
@@ -102,7 +103,7 @@ def create_run_directory(
             write_config(path, config)
             return
         try:
-            merge = merging(origin.run, _recorded_config(origin.run)[1])
+            merge = merging(origin.run, recorded_config(origin.run)[1])
             step = export_model(origin.run, path / BASE, None, step=origin.step, best=origin.best, merge=merge)
             # Written last, because a directory without it is not a run.
             write_config(path, config, {**asdict(origin), "run": str(origin.run), "step": step})
@@ -204,7 +205,7 @@ def resumed_config(
     """Return the configuration of the run in `path`, changed by the TOML `file` and then by `flags`. Raise UserError if
     there is no run, if they change a fixed setting, or if the run is finished, unless `finished` allows that. A run
     that an alarm stopped is not finished."""
-    values, before = _recorded_config(path)
+    values, before = recorded_config(path)
     given = _given(flags, file)
     known = {name: value for name, value in values.items() if name not in given}
     if not known.get("port"):
@@ -224,7 +225,7 @@ def resumed_config(
     return config
 
 
-def _recorded_config(path: Path) -> tuple[dict[str, Any], LeadConfig]:
+def recorded_config(path: Path) -> tuple[dict[str, Any], LeadConfig]:
     """Return the settings of a run, raw and parsed. Raise UserError if they are damaged."""
     values = read_values(path)
     if values.pop(ORIGIN, None):
@@ -242,7 +243,7 @@ def forked_config(
     """Return the configuration of a new run that begins with the model of the run in `path`: that run's settings,
     changed by the TOML `file` and then by `flags`. Raise UserError if there is no run, if a model is named, or if both
     `best` and `step` are given."""
-    (values, before), given = _recorded_config(path), _given(flags, file)
+    (values, before), given = recorded_config(path), _given(flags, file)
     if "model" in given:
         raise UserError(f"--from says which model a run begins with, that of {path}: leave --model out")
     if best and step is not None:
@@ -300,6 +301,6 @@ def _was_stopped(path: Path) -> bool:
 def _last_port(path: Path) -> int | None:
     """Return the port on which the run listened last, which its samplers know. None if it is unknown."""
     try:
-        return urlsplit(str(json.loads((path / "node.json").read_text())["url"])).port
+        return urlsplit(str(json.loads((path / ADDRESS).read_text())["url"])).port
     except (OSError, ValueError, KeyError, TypeError):
         return None  # Missing or damaged

@@ -7,18 +7,23 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from swarm.broadcast.store.place import sweep
 from swarm.errors import EchoError
+from swarm.run.directory import ADDRESS
 
 START_S = 60.0
 STOP_S = 20.0  # Before a node that was asked to stop is killed: a sampler takes 10 s to drain, 6 to hand over
 
 
-async def start_node(log: Path, *arguments: str, module: str = "swarm") -> asyncio.subprocess.Process:
-    """Start `python -m MODULE ARGUMENTS`, which ends when this process does. What it prints goes to `log`."""
+async def start_node(
+    log: Path, *arguments: str, module: str = "swarm", environment: Mapping[str, str] = MappingProxyType({})
+) -> asyncio.subprocess.Process:
+    """Start `python -m MODULE ARGUMENTS`, which ends when this process does, with more variables in its environment.
+    What it prints goes to `log`."""
     # For its owner alone: a learner prints its page's address with the token.
     await asyncio.to_thread(log.touch, mode=0o600)
     with log.open("wb") as output:
@@ -28,14 +33,14 @@ async def start_node(log: Path, *arguments: str, module: str = "swarm") -> async
             stdout=output,
             stderr=output,
             # Several engines share the cores; more threads each would only wait for one another.
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             start_new_session=True,
         )
 
 
 async def learner_url(run_dir: Path, learner: asyncio.subprocess.Process, log: Path) -> str:
     """Wait until the learner listens, and return where. Raise EchoError if it does not."""
-    path = run_dir / "node.json"
+    path = run_dir / ADDRESS
     until = time.monotonic() + START_S
     while not path.exists():
         if learner.returncode is not None or time.monotonic() > until:

@@ -106,6 +106,12 @@ def gpu_build() -> str | None:
 
 def find_gpu() -> Gpu | str:
     """Return the first GPU that this process may use, or why there is none. Block for at most NVIDIA_SMI_S."""
+    found = find_gpus()
+    return found if isinstance(found, str) else next(iter(found.values()), NO_GPU)
+
+
+def find_gpus() -> dict[str, Gpu] | str:
+    """Return the GPUs that this process may use by number, or why there is none, as `find_gpu`."""
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,compute_cap", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, timeout=NVIDIA_SMI_S, check=True)
@@ -118,8 +124,8 @@ def find_gpu() -> Gpu | str:
     except (subprocess.CalledProcessError, OSError):
         return NO_GPU
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    seen = [_read(line, named) for line in done.stdout.decode(errors="replace").splitlines()]
-    return next((gpu for gpu in seen if gpu is not None), NO_GPU)
+    lines = done.stdout.decode(errors="replace").splitlines()
+    return {line.partition(",")[0]: gpu for line in lines if (gpu := _read(line, named)) is not None}
 
 
 def _read(line: str, named: str | None) -> Gpu | None:

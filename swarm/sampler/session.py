@@ -201,9 +201,8 @@ class Session:
         async with self._receiver.upkeep.steady() as version:
             changed = await in_thread(self._receiver.upkeep.changes_since, self._engine.installed)
             proven = self._receiver.upkeep.is_proven
-            refused = await self._engine.install(
-                version.head, version.table, weights.path, proven=proven, changed=changed
-            )
+            head, sums = version.head, version.table.tensor_sums
+            refused = await self._engine.install(head.version, sums, weights.path, proven=proven, changed=changed)
         if refused is None:
             self._receiver.note_time(version.head.version, "installed_s")
             self._on_change()

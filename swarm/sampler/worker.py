@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from swarm.broadcast.version.manifest import ChunkTable, Head, Layout
+from swarm.broadcast.version.manifest import Layout
 from swarm.errors import ChildFailed, UserError
 from swarm.pay.fleet import Lengths, mean_longest
 from swarm.process import Child, clean_environment
@@ -24,6 +24,7 @@ from swarm.sampler.engine import (
     Generated,
     Install,
     Installed,
+    Job,
     NotInstalled,
     Reckon,
     Reckoned,
@@ -219,14 +220,20 @@ class EngineWorker:
         return started
 
     async def install(
-        self, head: Head, table: ChunkTable, weights: Path, *, proven: bool = False, changed: Path | None = None
+        self,
+        version: VersionId,
+        tensor_sums: tuple[int, ...],
+        weights: Path,
+        *,
+        proven: bool = False,
+        changed: Path | None = None,
     ) -> NotInstalled | None:
         """Let the engine take the weights. Return None if it has. The files must not change meanwhile. `changed` says
         which words differ from the version that is installed, if that is known."""
         command = Install(
-            version=head.version,
+            version=version,
             path=str(weights),
-            tensor_sums=table.tensor_sums,
+            tensor_sums=tensor_sums,
             proven=proven,
             since=self.installed if changed is not None else None,
             changed=str(changed) if changed is not None else "",
@@ -234,8 +241,8 @@ class EngineWorker:
         done: Installed | NotInstalled = await self._child.call(command, Installed | NotInstalled)
         if isinstance(done, NotInstalled):
             return done
-        assert self.installed is None or head.version > self.installed
-        self.installed = head.version
+        assert self.installed is None or version > self.installed
+        self.installed = version
         self.last_install = done
         self.doings.now("install", since_s=done.pause_s or done.seconds)
         self.doings.now("draw" if self._drawing else "wait")
@@ -248,7 +255,7 @@ class EngineWorker:
         self._drawing += len(games)
         self.doings.now("draw")
         try:
-            generated = await self._child.call(Generate(jobs=tuple(game.job() for game in games)), Generated)
+            generated = await self.generate([game.job() for game in games])
             if self.lockstep:
                 self.rates.batch(generated, between_s)
             else:
@@ -258,6 +265,10 @@ class EngineWorker:
             self.doings.now("draw" if self._drawing else "wait")
         self._ended_at = time.monotonic()
         return generated.samples
+
+    async def generate(self, jobs: Sequence[Job]) -> Generated:
+        """Draw one sample, or in lockstep a batch."""
+        return await self._child.call(Generate(jobs=tuple(jobs)), Generated)
 
     def check_fits(self, leases: list[Lease]) -> None:
         """Raise UserError if a sample is longer than this engine can draw. Submitting it as failed would spoil its

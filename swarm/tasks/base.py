@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from swarm.environments.base import Environment
+from swarm.errors import UserError
 from swarm.types import Parts, Prompt, Score
 
 RewardKind = Literal["task", "random"]
@@ -94,3 +96,14 @@ def random_score(task: Task, prompt: Prompt, completion: str, seed: int) -> Scor
     """The control: a reward that does not depend on the completion. `exact` is still the task's."""
     reward = random.Random(seed).random()
     return Score(reward=reward, exact=task.score(prompt, completion).exact)
+
+
+@contextmanager
+def user_code(words: str) -> Iterator[None]:
+    """Turn what the user's code raises into a UserError that begins with `words`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{words} {type(error).__name__}: {error}") from error

@@ -20,6 +20,7 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
+from swarm.tasks.functions import is_function
 from swarm.tasks.questions import MAX_QUESTIONS, Questions, QuestionTask, as_written, read_lines, read_questions
 from swarm.tasks.rewards import EXTRA
 
@@ -44,7 +45,8 @@ def hub_task(options: TaskOptions, name: str) -> Task:
 
     def read(options: TaskOptions) -> Questions:
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
-            _run((*where, options.columns, directory), options.name)
+            others = any(map(is_function, options.rewards))  # They may ask for other columns
+            _run((*where, options.columns, directory, others), options.name)
             train = read_questions(Path(directory, TRAIN), options, lambda row: f"{options.name}, row {row}")
             if not (path := Path(directory, HELD_OUT)).exists():
                 return train
@@ -54,7 +56,7 @@ def hub_task(options: TaskOptions, name: str) -> Task:
     return QuestionTask(options, f"questions of the data set {name}", read)
 
 
-def _run(wanted: tuple[str | Sequence[str] | None, ...], name: str) -> None:
+def _run(wanted: tuple[str | Sequence[str] | bool | None, ...], name: str) -> None:
     # Not -m: the package imports this module, so it would be loaded twice.
     program = "from swarm.tasks.hub import main; main()"
     command = [sys.executable, "-c", program, json.dumps(wanted)]
@@ -79,20 +81,22 @@ def main() -> None:
         sys.exit(f"it cannot be read: {error}")
 
 
-def fetch(path: str, config: str | None, split: str | None, columns: Sequence[str], directory: str) -> None:
+def fetch(
+    path: str, config: str | None, split: str | None, columns: Sequence[str], directory: str, others: bool
+) -> None:
     """Write the rows to train on, from `split` or else the train split, and the rows to hold out if there is a test or
-    validation split. UserError in one line."""
+    validation split. Write all columns if `others` are wanted. UserError in one line."""
     if Path(path).is_file() and (read := TEXTS.get(Path(path).suffix)) is not None:
-        _write(read(Path(path)), columns, Path(directory, TRAIN))
+        _write(read(Path(path)), columns, Path(directory, TRAIN), others)
         return
     splits = _load(path, config)
     name = split or ("train" if "train" in splits else next(iter(splits)))
     if name not in splits or (split is None and name != "train" and len(splits) > 1):
         raise UserError(f"it has the splits {', '.join(splits)}: name one of them with @SPLIT")
-    _write(_rows(splits[name], columns), columns, Path(directory, TRAIN))
+    _write(_rows(splits[name], columns, others), columns, Path(directory, TRAIN), others)
     held_out = next((other for other in ("test", "validation") if other in splits and other != name), None)
     if held_out is not None:
-        _write(_rows(splits[held_out], columns), columns, Path(directory, HELD_OUT))
+        _write(_rows(splits[held_out], columns, others), columns, Path(directory, HELD_OUT), others)
 
 
 def _load(name: str, config: str | None) -> dict[str, Any]:
@@ -115,12 +119,13 @@ def _load(name: str, config: str | None) -> dict[str, Any]:
     return dict(found) if isinstance(found, dict) else {"train": found}
 
 
-def _rows(rows: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows with these columns only; a number of a class becomes the name of the class."""
+def _rows(rows: Any, columns: Sequence[str], others: bool) -> Iterator[dict[str, Any]]:
+    """Yield the rows, with these columns only unless `others` are wanted; a number of a class becomes the name of the
+    class."""
     if len(rows) > MAX_QUESTIONS:
         raise UserError(f"it has {len(rows):,} rows; a task may have at most {MAX_QUESTIONS:,}")
     _check_columns(rows.column_names, columns)
-    kept = rows.select_columns([column for column in columns if column != "id"])
+    kept = rows if others else rows.select_columns([column for column in columns if column != "id"])
     names = {column: kind.int2str for column, kind in kept.features.items() if hasattr(kind, "int2str")}
     for column in names:
         print(f"{column!r} holds numbers of classes: the answer is the name of a class")
@@ -160,13 +165,16 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
 TEXTS: Any = {".csv": _csv_rows, ".json": _json_rows, ".jsonl": _json_rows}
 
 
-def _write(rows: Iterable[dict[str, Any]], columns: Sequence[str], file: Path) -> None:
-    """Write prompt and answer of each row, without its id, which need not be unique in a data set."""
+def _write(rows: Iterable[dict[str, Any]], columns: Sequence[str], file: Path, others: bool) -> None:
+    """Write prompt and answer of each row, and `others`, without its id, which need not be unique in a data set."""
     with file.open("w", encoding="utf-8") as lines:
         for row in rows:
             _check_columns(row, columns)
             kept = {column: row[column] for column in columns}
-            lines.write(json.dumps(kept, ensure_ascii=False, default=_is_no_text) + "\n")
+            line = json.dumps(kept, ensure_ascii=False, default=_is_no_text)
+            if others and (more := {name: row[name] for name in row if name not in (*columns, "id", "held_out")}):
+                line = f"{line[:-1]}, {json.dumps(more, ensure_ascii=False, default=str)[1:]}"
+            lines.write(line + "\n")
 
 
 def _is_no_text(value: Any) -> None:

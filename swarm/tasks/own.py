@@ -6,14 +6,13 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from swarm.environments.base import Environment, Messages, Step
 from swarm.errors import UserError
-from swarm.tasks.base import Task, TaskOptions
+from swarm.tasks.base import Task, TaskOptions, user_code
 from swarm.tasks.episodes import EnvironmentTask, options_of
 from swarm.types import MAX_SEATS, MAX_TURNS, Prompt, Score
 
@@ -42,7 +41,7 @@ class OwnEnvironment(Environment):
             raise UserError(f"{name} has {self.seats} players: set seats, from 1 to {MAX_SEATS}")
 
     def reset(self, seed: int) -> Messages:
-        with _user_code(f"reset({seed}) of {self.name} raised"):
+        with user_code(f"reset({seed}) of {self.name} raised"):
             return _messages(self._own.reset(seed)) or [("user", "")]
 
     def step(self, text: str) -> Step:
@@ -81,12 +80,12 @@ class OwnTask(Task):
 
     def prompt(self, index: int) -> Prompt:
         call = f"prompt({index}) of {self.name}"
-        with _user_code(f"{call} raised"):
+        with user_code(f"{call} raised"):
             return _checked(self._own.prompt(index), call)
 
     def held_out(self, count: int) -> Sequence[Prompt]:
         call = f"held_out({count}) of {self.name}"
-        with _user_code(f"{call} raised"):
+        with user_code(f"{call} raised"):
             return [_checked(prompt, call) for prompt in self._own.held_out(count)]
 
     def score(self, prompt: Prompt, completion: str) -> Score:
@@ -109,17 +108,6 @@ def _checked(prompt: Any, call: str) -> Prompt:
     return prompt
 
 
-@contextmanager
-def _user_code(words: str) -> Iterator[None]:
-    """Turn what the user's code raises into a UserError that begins with `words`."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{words} {type(error).__name__}: {error}") from error
-
-
 def _make(options: TaskOptions, name: str) -> Any:
     module_name, _, rest = name.partition(":")
     class_name, _, text = rest.partition(":")
@@ -128,7 +116,7 @@ def _make(options: TaskOptions, name: str) -> Any:
     if (here := str(Path.cwd())) not in sys.path:
         # sys.path begins with the directory of the command, not with the working directory.
         sys.path.insert(0, here)
-    with _user_code(f"{options.name}: importing {module_name} raised"):
+    with user_code(f"{options.name}: importing {module_name} raised"):
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -136,7 +124,7 @@ def _make(options: TaskOptions, name: str) -> Any:
     kind = getattr(module, class_name, None)
     if not callable(kind):
         raise UserError(f"{options.name}: {module_name} has no class {class_name}")
-    with _user_code(f"{options.name} could not be made with (seed) or (options):"):
+    with user_code(f"{options.name} could not be made with (seed) or (options):"):
         parameters = inspect.signature(kind).parameters
         given = {"seed": options.seed, "options": options}
         own = options_of(options.name, kind, text) if text else {}

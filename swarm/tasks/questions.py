@@ -22,6 +22,7 @@ from blake3 import blake3
 
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
+from swarm.tasks.functions import RewardFunction, is_function
 from swarm.tasks.rewards import checked_weights, weighted_score
 from swarm.types import Prompt, Score
 from swarm.wire import digest, encode
@@ -77,7 +78,14 @@ class QuestionTask(Task):
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         options = self._options
-        return weighted_score(self._weights, completion, prompt.answer, options.stop, is_lenient=options.lenient)
+        own = {name: function(prompt, completion, options.columns) for name, function in self._functions.items()}
+        is_lenient = options.lenient
+        return weighted_score(self._weights, completion, prompt.answer, options.stop, is_lenient=is_lenient, own=own)
+
+    @cached_property
+    def _functions(self) -> dict[str, RewardFunction]:
+        """Loaded at the first score, so only in reward processes."""
+        return {name: RewardFunction(name) for name in self._weights if is_function(name)}
 
     @cached_property
     def _questions(self) -> Questions:
@@ -198,7 +206,8 @@ def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bo
     question, answer = (row[column] for column in options.columns)
     text, messages = _prompt_of(question, place)
     answer = _as_text(answer, f"{place}: the answer")
-    prompt = Prompt(prompt_id="-", text=text, answer=answer, messages=messages)
+    kept = line.decode().strip() if any(map(is_function, options.rewards)) else ""
+    prompt = Prompt(prompt_id="-", text=text, answer=answer, messages=messages, row=kept)
     if not isinstance(row.get("held_out", False), bool):
         raise UserError(f"{place}: held_out is true or false, or left out")
     given = "" if row.get("id") is None else _as_text(row["id"], f"{place}: the id")

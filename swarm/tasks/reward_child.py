@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from swarm.bounded import Bounded
 from swarm.environments.base import Environment, Step
+from swarm.errors import UserError
 from swarm.machine import limit_memory
 from swarm.process import ChildChannel
 from swarm.tasks import load_task
@@ -201,6 +202,8 @@ class Rewards:
                 self._episodes.live.clear()  # They may hold the memory; each is played again when it is asked for
             limit = f"{self._begin.memory_bytes >> 20} MiB that a reward may use"
             return Outcome(fault=f"it needs more memory than the {limit}")
+        except UserError as error:
+            return Outcome(fault=str(error))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a reward may raise anything
             return Outcome(fault=f"it raised {one_line(error)}")
 

@@ -16,10 +16,12 @@ from fractions import Fraction
 from functools import cache
 from importlib.util import find_spec
 from itertools import product, zip_longest
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from swarm.errors import UserError
 from swarm.extras import how_to_have
+from swarm.tasks.functions import check_function, is_function
 from swarm.types import Score
 
 EXTRA = how_to_have("tasks")
@@ -347,8 +349,11 @@ def checked_weights(weights: Mapping[str, float], *, is_lenient: bool = False) -
     """The weights; by default `exact` alone. UserError for a reward that does not exist or cannot be computed here, and
     for `is_lenient` if it would change none of them."""
     for name in weights:
-        if name not in REWARDS:
-            raise UserError(f"there is no reward {name!r}; known rewards: {', '.join(REWARDS)}")
+        if is_function(name):
+            check_function(name)
+        elif name not in REWARDS:
+            known = ", ".join(REWARDS)
+            raise UserError(f"there is no reward {name!r}; known rewards: {known}, or FILE.py:FUNCTION of your own")
     if "math" in weights and find_spec("math_verify") is None:
         raise UserError(f"the reward math needs a package that is not installed: {EXTRA}")
     chosen = dict(weights) or {"exact": 1.0}
@@ -358,11 +363,18 @@ def checked_weights(weights: Mapping[str, float], *, is_lenient: bool = False) -
 
 
 def weighted_score(
-    weights: Mapping[str, float], completion: str, answer: str, stops: Sequence[str] = (), *, is_lenient: bool = False
+    weights: Mapping[str, float],
+    completion: str,
+    answer: str,
+    stops: Sequence[str] = (),
+    *,
+    is_lenient: bool = False,
+    own: Mapping[str, float | None] = MappingProxyType({}),
 ) -> Score:
     """The weighted sum of rewards; `parts` has each of them unweighted. A completion still has the stop string that
     ended it (`}` may close a box); only `exact` leaves it out. `is_lenient`: an answer that `lenient`
-    accepts is right for `exact` and `math` too."""
+    accepts is right for `exact` and `math` too. `own` are what the user's functions gave: without a reward of
+    CORRECTNESS, 1 or more by any of them is right."""
     bare = before_stop(completion, stops)
     found = is_lenient and (lenient(bare, answer) or lenient(completion, answer))
 
@@ -371,8 +383,12 @@ def weighted_score(
             return 1.0
         return REWARDS[name](bare if name == "exact" else completion, answer)
 
-    parts = {name: part(name) for name in weights}
-    right = [parts[name] for name in CORRECTNESS if name in parts] or [part("exact")]
+    figures = {name: own[name] if name in own else part(name) for name in weights}
+    given = {name: value for name, value in figures.items() if value is not None}
+    right = [given[name] for name in CORRECTNESS if name in given]
+    right = right or [given.get(name, 0.0) for name in own] or [part("exact")]
     return Score(
-        reward=sum(weights[name] * value for name, value in parts.items()), exact=max(right) == 1.0, parts=parts
+        reward=sum(weights[name] * value for name, value in given.items()),
+        exact=max(right) >= 1.0,
+        parts={name.rpartition("/")[2]: value for name, value in given.items()},
     )

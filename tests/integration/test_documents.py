@@ -34,9 +34,14 @@ CONTAINERS = (
     "docker run -d --init --gpus all --shm-size 16g -v echo-node:/state echo-node-gpu join --bootstrap HOST",
 )
 
+JUDGED = [
+    f"bin/echo-node {word} questions.jsonl --model M --reward judge.py:score" for word in ("lead", "eval")
+]
+
 NOT_RUN = {
     "bin/demo": "tests/integration/test_demo.py runs it",
     "bin/test": "this is a part of it",
+    **dict.fromkeys(JUDGED, "test_alone.py runs their like"),
     "python3 -m venv echo && . echo/bin/activate": "what follows would download gigabytes into it",
     "pip install '.[vllm]'": "downloads gigabytes",
     "systemctl --user daemon-reload": "needs a systemd that runs",

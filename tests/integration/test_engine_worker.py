@@ -40,7 +40,7 @@ async def work(engine: EngineWorker, directory: Path) -> None:
     held = publisher.publish(0)
     await engine.launch()
     await engine.load(MIXED_LAYOUT)
-    await engine.install(held.head, held.table, publisher.directory / "versions" / "weights.bin")
+    await engine.install(held.head.version, held.table.tensor_sums, publisher.directory / "versions" / "weights.bin")
     assert len(await engine.draw(games_of([lease(indices=range(8))]))) == 8
 
 

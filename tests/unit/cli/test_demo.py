@@ -117,7 +117,7 @@ def test_a_real_model_has_the_settings_of_its_example(tmp_path: Path, monkeypatc
     assert (found.model, found.seed) == (str(model), 3)
     assert found.rewards == {**example.rewards, "random": 1.0}
     assert Path(found.task.removeprefix("jsonl:")).resolve() == ROOT / example.task.removeprefix("jsonl:")
-    given = ("model", "seed", "rewards", "task", "run_dir", "host", "port")
+    given = ("model", "seed", "rewards", "task", "run_dir", "host", "port", "samplers")
     assert found == example.model_copy(update={name: getattr(found, name) for name in given})
     show = show_of(settings)
     assert (show.learned, str(example.eval_prompts) in show.measure) == (example.target, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def test_help_cuts_no_name_of_an_option(
         assert "…" not in help_text
         assert max(map(len, help_text.splitlines())) <= int(columns)
         options = [name for one in command.params if not getattr(one, "hidden", False) for name in one.opts]
-        assert [name for name in options if name.startswith("--") and name not in help_text.split()] == []
+        assert {name for name in options if name.startswith("--")} <= set(help_text.replace(",", "").split())
 
 
 def test_the_commands_that_most_people_want_come_first() -> None:
@@ -68,9 +69,9 @@ def test_every_flag_of_the_settings_is_an_option_in_its_section(
     _, help_text, _ = run(monkeypatch, capsys, name, "--help")
     blocks, titles = help_text.split("\n\n"), headings(kind)
     for field, info in kind.model_fields.items():
-        option = f"--{field.replace('_', '-')}"
         flag = next((one for one in info.metadata if isinstance(one, Flag)), None)
-        found = [block.splitlines()[0].rstrip(":") for block in blocks if f"  {option} " in block]
+        option = f"--{(flag and flag.name) or field.replace('_', '-')}"
+        found = [block.splitlines()[0].rstrip(":") for block in blocks if re.search(rf"  {option}[ ,]", block)]
         assert found == ([titles[sections(kind)[field]]] if flag else []), field
     shown = [block.splitlines()[0].rstrip(":") for block in blocks]
     assert [title for title in shown if title.startswith("[")] == [one for one in titles.values() if one in shown]
@@ -108,6 +109,7 @@ def test_flags_reach_the_settings_and_nothing_else_does(monkeypatch: pytest.Monk
         (("leed",), "No such command 'leed'. Did you mean 'lead', 'leave'?"),
         (("lead", "--max_staleness", "1"), "No such option: --max_staleness: did you mean --max-staleness?"),
         (("join", "--bootstap", "x"), "No such option: --bootstap: did you mean --bootstrap?"),
+        (("lead", "--stepz", "3"), "No such option: --stepz: did you mean --step or --steps?"),
         (("tasks", "tri"), "No such command 'tri'. Did you mean 'try'?"),
         (
             ("lead", "--warmup-steps", "3"),
@@ -132,7 +134,7 @@ def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         ((".", "max_staleness=3"), "no learner runs in .: "),
         (("max-staleness=many",), "max_staleness many: input should be "),
         (("max-staleness", "4"), "write KEY=VALUE, "),
-        (("runs/x",), "write KEY=VALUE, "),
+        (("runs/x",), "there is no directory runs/x"),
         (("runs/x", "paused=true", "stop"), "write KEY=VALUE, "),
     ],
 )

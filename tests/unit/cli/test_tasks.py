@@ -33,7 +33,7 @@ def sums(tmp_path: Path) -> str:
 def test_every_task_has_its_line() -> None:
     lines = _said().splitlines()
     assert [line.split()[0].partition(":")[0] for line in lines[:-1]] == [*TASKS, *ENVIRONMENTS, *KINDS]
-    assert lines[-1].endswith("exact, numeric, math, boxed")
+    assert lines[-1].endswith("exact, numeric, math, boxed, FILE.py:FUNCTION")
 
 
 def test_the_right_answer_none_and_a_wrong_one_are_scored(sums: str) -> None:

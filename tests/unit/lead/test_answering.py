@@ -39,7 +39,7 @@ def test_a_program_that_plays_says_first_what_is_read_and_gives_rewards_of_its_o
     rules = rules_of(is_external=True)
     assert rules is not None
     assert rules.begins
-    with pytest.raises(UserError, match="it can have no random control: leave --rewards out"):
+    with pytest.raises(UserError, match="it can have no random control: leave --reward out"):
         rules_of(is_external=True, rewards={"random": 1.0})
 
 

@@ -280,7 +280,7 @@ def test_each_damaged_checkpoint_is_named(run_dir: Path, terminal: Terminal) -> 
         f"damaged: checkpoints/step-000002: {TENSORS} has 50 bytes instead of 100",
         "damaged: checkpoints/step-000004: model.safetensors is not what was written there",
     ]
-    assert "0 checkpoints, 2 parts damaged; no breach of I1 or I3" in count
+    assert "0 checkpoints, 2 parts damaged; no rollout was too old, lost or used twice" in count
     assert list(json.loads(last)["damaged_parts"]) == ["checkpoints/step-000002", "checkpoints/step-000004"]
     flip(run_dir / "checkpoints/step-000002/model.safetensors")
     assert "no checkpoint in" in terminal.refuses("export", "model", run_dir, "--to", run_dir / "m")

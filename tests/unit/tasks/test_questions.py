@@ -234,7 +234,7 @@ def test_a_data_set_on_disk_is_read_with_its_own_test_split(tmp_path: Path) -> N
         ("train", "prompt", "it has no column 'prompt', only question, answer, id: name them with columns"),
     ):
         with pytest.raises(UserError, match=words):
-            fetch(str(tmp_path / "set"), None, split, (column, "answer"), str(tmp_path))
+            fetch(str(tmp_path / "set"), None, split, (column, "answer"), str(tmp_path), others=False)
 
 
 AS_WRITTEN = [

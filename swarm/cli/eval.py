@@ -1,0 +1,87 @@
+"""`eval`: measure a model on a task's held-out prompts, without a swarm and without training it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarm.cli.options import Json
+from swarm.errors import UserError
+from swarm.extras import require
+
+
+def evaluate(
+    task: Annotated[str | None, typer.Argument(help="As lead takes it. Default: the run's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Directory, Hugging Face id, tiny, or a run's directory.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Of a run: its best checkpoint, not the newest.")] = False,
+    prompts: Annotated[int | None, typer.Option(min=1, max=10_000, help="Held-out prompts. Default: 100.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Answers to each: 1 is the likeliest, k gives pass@k.")
+    ] = None,
+    rewards: Annotated[
+        list[str] | None, typer.Option("--reward", "--rewards", help="NAME=WEIGHT, as lead takes them.")
+    ] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer. Default: the task's.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="For several answers to each. Default: 1.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
+    engine: Annotated[str, typer.Option(help="auto, transformers, vllm or mlx.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file of lead's settings.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a model on held-out prompts: its accuracy with an interval, pass@k, and lengths of answers."""
+    from swarm.cli.run import run_to_end
+    from swarm.run.directory import merging, recorded_config
+    from swarm.settings import JoinConfig, LeadConfig
+    from swarm.settings_file import load_config
+
+    flags: dict[str, Any] = {"task": task, "system_prompt": system_prompt, "rewards": rewards or None, "seed": seed}
+    flags |= {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    flags |= {"eval_prompts": prompts, "eval_samples": samples}
+    run_dir = Path(model) if model is not None and (Path(model) / "checkpoints").is_dir() else None
+    before: dict[str, Any] = {}
+    if run_dir is not None:
+        before, of_run = recorded_config(run_dir)
+    elif best:
+        raise UserError("--best chooses a checkpoint of a run: name the run with --model")
+    settings = load_config(LeadConfig, config, flags | ({} if run_dir else {"model": model}), before=before)
+    asked = load_config(JoinConfig, None, {"bootstrap": "127.0.0.1", "engine": engine, "device": device})
+    require("sampler", "eval")
+    from swarm.lead.evaluate import evaluate as measure
+    from swarm.learner.checkpoint.export import export_model
+    from swarm.sampler.choice import choose_engine
+
+    kind = choose_engine(asked.engine, asked.device).kind
+    with tempfile.TemporaryDirectory(prefix="echo-node-") as made:
+        if run_dir is not None:
+            step = export_model(run_dir, Path(made, "model"), None, best=best, merge=merging(run_dir, of_run))
+            typer.echo(f"the model of step {step} of {run_dir}", err=True)
+            settings = settings.model_copy(update={"model": str(Path(made, "model")), "adapter": None})
+        found = run_to_end(measure(settings, kind, asked.engine_options, lambda line: typer.echo(line, err=True)))
+    for line in table(found):
+        typer.echo(line)
+    if as_json:
+        typer.echo(json.dumps({"model": model or settings.model, "task": settings.task, **found}))
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """Return the figures as lines for people."""
+    low, high = found["accuracy_low"], found["accuracy_high"]
+    rows = {
+        "accuracy": f"{found['accuracy']:.1%}, between {low:.1%} and {high:.1%} with 95 % confidence",
+        f"pass@{found['samples']}": f"{found['pass_at_k']:.1%}",
+        "reward": f"{found['reward']:.3f} in the mean",
+        "length": f"{found['tokens_mean']:.0f} tokens in the mean, {found['tokens_max']} at most, "
+        f"{found['cut_share']:.0%} cut off",
+        "prompts": f"{found['prompts']} held out, {found['samples']} answer{'s' if found['samples'] > 1 else ''} each",
+    }
+    if found["samples"] == 1:
+        del rows["pass@1"]
+    if found["reward_failed"]:
+        rows["failed"] = f"the reward failed for {found['reward_failed']} answers, which count as wrong"
+    return [f"{name:9} {words}" for name, words in rows.items()]
