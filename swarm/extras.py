@@ -19,6 +19,7 @@ LIBRARIES = {
     "tasks": ("datasets", "math_verify", "reasoning_gym"),
     "gymnasium": ("gymnasium",),
     "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
 }
 """Modules by the extra of pyproject.toml that brings them; a module in several is asked for by the first."""
 

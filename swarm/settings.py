@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from swarm.types import (
+    MAX_ABOUT,
     MAX_TURNS,
     BasePrecision,
     Freshness,
@@ -342,6 +343,9 @@ class Storage(Section):
     """What is kept of the run."""
 
     table: ClassVar[str] = "run"
+    about: Annotated[
+        str, Field(max_length=MAX_ABOUT), Flag("What it is for, as volunteers read it before they join."), RESUMED
+    ] = ""
     run_dir: Annotated[Path | None, Flag("Where the run is kept.", "runs/TASK-DATE-TIME"), RESUMED] = None
     state_dir: Annotated[
         Path | None,
@@ -353,6 +357,7 @@ class Storage(Section):
         int | None, Field(ge=0), Flag("Steps whose rollouts keep their tokens on disk.", "all"), RESUMED
     ] = None
     tensorboard: Annotated[bool, Flag("Log for TensorBoard too."), RESUMED] = False
+    wandb: Annotated[bool, Flag("Log to Weights & Biases too, as its own client is set up."), RESUMED] = False
 
 
 class TrainerSection(Section):
@@ -476,6 +481,12 @@ class LeadConfig(LeadMoney, TrainerSection, Storage, LeadSwarm, Evaluation, Lear
         times as much, as others found; docs/learner.md has a small model for which it is too much."""
         default = EMBEDDED.get(self.model, 1e-6) * (10 if self.adapter else 1)
         return round(default, 9) if self.learning_rate is None else self.learning_rate
+
+
+def what_is_learned(config: LeadConfig) -> dict[str, Any]:
+    """Return the settings of a run that say nothing of its machine."""
+    own = {name for section in (ModelSection, TaskSection, Learn, Evaluation) for name in section.model_fields}
+    return {name: value for name, value in config.model_dump(mode="json").items() if name in own}
 
 
 # Settings that may differ when a run is resumed

@@ -29,6 +29,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
 MAX_TOKENS = 131_072  # Of a prompt or completion: the largest context of current open models
 MAX_TURNS = 512  # Of an episode: a long game of chess, or an afternoon of a coding agent
+MAX_ABOUT = 160  # Characters in which a run's owner says what it is for
 MAX_SEATS = 8  # Players of an episode
 MAX_PARTS = 16  # Rewards of one completion, each a column of the metrics
 PART_NAME_LENGTH = 64

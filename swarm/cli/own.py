@@ -4,15 +4,21 @@ logs."""
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
+from functools import reduce
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarm.cli.options import Json
 from swarm.errors import UserError
 from swarm.types import printable
+
+if TYPE_CHECKING:
+    from swarm.join.given import Gift
 
 LOOK_S = 0.5  # Between two looks at a log that is followed
 StateDir = Annotated[
@@ -38,6 +44,33 @@ def finish(state_dir: StateDir = None) -> None:
 def leave(state_dir: StateDir = None) -> None:
     """Hand back the samples under way, and leave at once."""
     typer.echo(ask_own("leave", state_dir))
+
+
+def me(state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Show what this machine has given, by swarm and in all. Only this machine keeps it."""
+    from msgspec.structs import asdict
+
+    from swarm.join.given import FILE, Gift, read_given, together
+    from swarm.node.identity import default_states
+
+    files = [state_dir / FILE] if state_dir is not None else sorted(default_states().glob(f"*/{FILE}"))
+    found = together(map(read_given, files))
+    if as_json:
+        typer.echo(json.dumps({swarm: asdict(gift) for swarm, gift in found.items()}))
+        return
+    if not found:
+        raise UserError(f"no node has given anything from {state_dir or default_states()} yet: `join` begins")
+    for gift in found.values():
+        typer.echo(f"{printable(gift.what)}\n  {_in_words(gift)}")
+    if len(found) > 1:
+        total = reduce(Gift.and_more, found.values())
+        typer.echo(f"in all\n  {_in_words(total)}")
+
+
+def _in_words(gift: Gift) -> str:
+    passed = f"{gift.passed_bytes / 1e9:,.2f} GB of weights passed on" if gift.passed_bytes else ""
+    drawn = f"{gift.rollouts:,} rollouts with {gift.tokens:,} tokens" if gift.rollouts else ""
+    return ", ".join(part for part in (f"{gift.seconds / 3600:,.1f} hours", drawn, passed) if part)
 
 
 def limits(

@@ -23,7 +23,7 @@ from swarm.cli.chat import chat
 from swarm.cli.eval import evaluate
 from swarm.cli.machine import doctor, service_app
 from swarm.cli.options import Json, Sections, with_settings
-from swarm.cli.own import finish, leave, limits, logs, pause, resume
+from swarm.cli.own import finish, leave, limits, logs, me, pause, resume
 from swarm.cli.plan import plan
 from swarm.cli.redteam import redteam
 from swarm.cli.runs import audit, dashboard, export_app, report, set_value, status, verify
@@ -249,7 +249,7 @@ def sft(
     typer.echo(f"{to} has the {'adapter' if settings.adapter and not merge else 'model'}")
 
 
-for own in (status, doctor, pause, resume, finish, leave, limits, logs):
+for own in (status, doctor, pause, resume, finish, leave, me, limits, logs):
     app.command()(own)
 app.command("set", epilog=SET_KEYS)(set_value)
 app.command("eval")(evaluate)

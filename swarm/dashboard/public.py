@@ -39,7 +39,7 @@ class PublicState:
 def public_state(status: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Samplers have the names that their owners chose, else the beginning of their ids. What they gave counts since the
     run began; those that are barred are left out."""
-    card = card_of(words(config, "model"), words(config, "task"))
+    card = card_of(words(config, "model"), words(config, "task"), about=words(config, "about"))
     cost, leaders, barred = part(status, "cost"), status.get("leaders"), status.get("barred")
     given = [one for one in leaders if isinstance(one, list) and len(one) == 4] if isinstance(leaders, list) else []
     named = [dict(zip(("node", "name", "rollouts", "tokens"), one, strict=True)) for one in given]

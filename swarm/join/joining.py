@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from swarm.aio import unless_stopped
@@ -23,6 +25,7 @@ from swarm.broadcast.store.base_model import BaseModel, find_base
 from swarm.broadcast.store.disk import DiskFull, free_bytes, set_most_bytes
 from swarm.broadcast.store.place import Wanted, forget_place, place_of_map
 from swarm.errors import InUseElsewhere, UserError, first_fault
+from swarm.join.given import FILE, KEEP_S, Gift, Given
 from swarm.join.logs import SaidLog
 from swarm.join.owner import BY_REJOINING, Holds
 from swarm.join.watch import Watch, give_way, watch_clocks
@@ -30,7 +33,7 @@ from swarm.net.links import Station
 from swarm.net.stream import Incoming
 from swarm.node.bootstrap import Greeting
 from swarm.node.control import control
-from swarm.node.hello import Card, card_lines, open_card
+from swarm.node.hello import Card, card_lines, open_card, purpose
 from swarm.node.identity import StateDirectory
 from swarm.node.network import NodeNetwork, where_to_listen
 from swarm.settings import JoinConfig
@@ -177,7 +180,8 @@ class JoiningNode(ABC):
             )
             await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
             self._take_limits(self._config)
-            watching = [asyncio.create_task(work) for work in (watch.run(), watch_clocks(self._say, self._again.set))]
+            works = (watch.run(), watch_clocks(self._say, self._again.set), self._keep_given(Given(state.path / FILE)))
+            watching = [asyncio.create_task(work) for work in works]
             for task in watching:
                 task.add_done_callback(self._say_unwatched)
             try:
@@ -210,6 +214,27 @@ class JoiningNode(ABC):
         if any(getattr(before, name) != getattr(config, name) for name in BY_REJOINING):
             self._say("joining again with these limits")
             self._again.set()
+
+    async def _keep_given(self, given: Given) -> None:
+        """Keep for this machine's owner what it gives, now and then and at the end."""
+        began, is_over = time.monotonic(), False
+        while not is_over:
+            try:
+                await asyncio.sleep(KEEP_S)
+            except asyncio.CancelledError:
+                is_over = True
+            if self._card is not None:
+                status, passed = self._network.status(), self._network.station.upload.total_bytes
+                seconds = time.monotonic() - began
+                gift = msgspec.structs.replace(
+                    self.given(), what=purpose(self._card), passed_bytes=passed, seconds=seconds
+                )
+                with suppress(OSError):  # A full disk: the next write has it too
+                    given.keep(str(status["swarm"]), gift)
+
+    def given(self) -> Gift:
+        """Return what this process has given so far; a relay gives only its line."""
+        return Gift()
 
     def _say_uncontrolled(self, error: OSError) -> None:
         self._say(f"pause, resume, finish and status do not reach this node: no socket in {self._directory} ({error})")

@@ -17,7 +17,9 @@ class RelayNode(JoiningNode):
 
     def last_words(self) -> str:
         """Return the last line for the person at the terminal; "" if the node was not asked to leave."""
-        return self._log.keep("left the swarm") if self._stop.is_set() and not self._is_elsewhere else ""
+        if not self._stop.is_set() or self._is_elsewhere:
+            return ""
+        return self._log.keep("ended before it was in a swarm" if self._card is None else "left the swarm")
 
     def status(self) -> dict[str, Any]:
         own = {"state": self._state, "bootstrap": list(self._config.bootstrap)}

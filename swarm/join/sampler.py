@@ -14,6 +14,7 @@ from swarm.aio import unless_stopped
 from swarm.broadcast.receiver.receiver import Receiver
 from swarm.confine import has_gpu
 from swarm.errors import ChildFailed, EchoError, InUseElsewhere, ProtocolError, UserError, first_fault
+from swarm.join.given import Gift
 from swarm.join.joining import JoiningNode
 from swarm.join.link import LearnerLink, SwarmChanged
 from swarm.node.bootstrap import Greeting
@@ -72,10 +73,15 @@ class SamplerNode(JoiningNode):
         """Return a line on what became of the node's work; "" if the node was not asked to leave."""
         if not self._stop.is_set():
             return ""
+        if self._card is None:
+            return self._log.keep("ended before it was in a swarm")
         if self._has_left:
             return self._log.keep(f"left the swarm; {self._totals()}")
         kept = "samples that were drawn and not handed in are kept for the next start of this node"
         return self._log.keep(f"left at once; {kept}")
+
+    def given(self) -> Gift:
+        return Gift(rollouts=self._status.verdicts["accepted"], tokens=self._status.accepted_tokens)
 
     def _totals(self) -> str:
         """Return what this process has contributed, and what became of the rest."""
@@ -97,6 +103,7 @@ class SamplerNode(JoiningNode):
         self._say(self._chosen.line)
         await super().run()
         self._has_left = True
+        self._status.state = "finished"
         if not self._stop.is_set():
             self._say(self._totals())
 

@@ -70,7 +70,7 @@ from swarm.run.prompts import ProgressLine, check_data, longest_completion, open
 from swarm.run.run import Run
 from swarm.run.timeline import Timeline
 from swarm.sampler.choice import find_gpus
-from swarm.settings import LeadConfig
+from swarm.settings import LeadConfig, what_is_learned
 from swarm.tasks.base import Read
 from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import NodeId, Score, Unscored
@@ -157,7 +157,9 @@ class LearnerNode:
             try:
                 state = StateDirectory.claim(self._config.state_dir or self._run_dir / "identity")
                 opened.callback(state.release)
-                log = RunLog(self._run_dir, tensorboard=self._config.tensorboard)
+                told = what_is_learned(self._config) if self._config.wandb else None
+                board = self._config.tensorboard
+                log = await asyncio.to_thread(RunLog, self._run_dir, tensorboard=board, wandb=told)
                 opened.callback(log.close)
                 self._network = NodeNetwork(state.path, "learner", self._config, say=self._say, emit=log.event)
             except UserError:
@@ -327,7 +329,8 @@ class LearnerNode:
 
     def _sign_card(self, weights_bytes: int) -> None:
         config, network = self._config, self._network
-        card = card_of(config.model, config.task, weights_bytes=weights_bytes, sample_tokens=self._longest_sample())
+        tokens, about = self._longest_sample(), config.about
+        card = card_of(config.model, config.task, weights_bytes=weights_bytes, sample_tokens=tokens, about=about)
         network.card = sign_card(card, network.key)
 
     def _longest_sample(self) -> int:

@@ -418,7 +418,7 @@ def _reason(error: Exception) -> str:
         case aiohttp.ClientResponseError():
             return "what answers there is no echo-node: is the port the one that `lead` printed?"
         case aiohttp.ServerDisconnectedError() | ConnectionResetError():
-            return "it closed the connection without an answer; if it speaks TLS, name it as https://HOST:PORT"
+            return "it closed the connection: it has just ended, or it speaks TLS (then name it as https://HOST:PORT)"
         case OSError(errno=errno.ECONNREFUSED):
             return "nothing listens there (connection refused): is the node running, and is the port right?"
         case OSError(errno=errno.ENETUNREACH | errno.EHOSTUNREACH):

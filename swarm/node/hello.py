@@ -22,7 +22,7 @@ from swarm.net.client import (
     other_protocol,
 )
 from swarm.net.signing import PublicKeyField, SigningKey, swarm_id_of, unseal
-from swarm.types import Count, Seconds, SwarmId, quoted
+from swarm.types import MAX_ABOUT, Count, Seconds, SwarmId, quoted
 from swarm.wire import PROTOCOL, Message, decode, encode
 
 HELLO_PATH = "/v1/hello"
@@ -30,18 +30,19 @@ HELLO_BYTES = 4096
 HELLO_S = 10.0  # Time limit of a hello: even a learner that is loading a large model answers at once
 MIN_ROUND_S, MAX_ROUND_S = 0.05, 60.0  # Rounds shorter or longer than this are almost certainly a mistake
 CARD_CONTEXT = "card"  # Context of its signature, so that it cannot pass for anything else
-CARD_BYTES = 768  # Longest names in four bytes a character, the signature and the key
+CARD_BYTES = 1408  # Longest names in four bytes a character, the signature and the key
 Name = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Card(Message, frozen=True):
-    """The model, what it learns, the size of its weights (0 while the learner has not loaded them), and how
-    long a sample with its prompt may be; 0 if it may be as long as the model can read."""
+    """The model, what it learns, the size of its weights (0 while the learner has not loaded them), how long a sample
+    with its prompt may be (0: as long as the model can read), and what its owner says that it is for."""
 
     model: Name
     task: Name
     weights_bytes: Count = 0
     sample_tokens: Count = 0
+    about: Annotated[str, msgspec.Meta(max_length=MAX_ABOUT)] = ""
 
 
 def sign_card(card: Card, key: SigningKey) -> bytes:
@@ -49,7 +50,7 @@ def sign_card(card: Card, key: SigningKey) -> bytes:
     return key.seal(CARD_CONTEXT, encode(card))
 
 
-def card_of(model: str, task: str, *, weights_bytes: int = 0, sample_tokens: int = 0) -> Card:
+def card_of(model: str, task: str, *, weights_bytes: int = 0, sample_tokens: int = 0, about: str = "") -> Card:
     """Return what is told of a run: of paths on this machine only the last part."""
     kind, colon, rest = task.partition(":")
     told = f"{kind}{colon}{_without_directory(rest)}"
@@ -58,6 +59,7 @@ def card_of(model: str, task: str, *, weights_bytes: int = 0, sample_tokens: int
         task=told[:64],
         weights_bytes=weights_bytes,
         sample_tokens=sample_tokens,
+        about=about[:MAX_ABOUT],
     )
 
 
@@ -76,7 +78,8 @@ def open_card(sealed: bytes, learner_key: bytes) -> Card | None:
 
 
 def purpose(card: Card) -> str:
-    return f"this swarm trains {quoted(card.model)} on the task {quoted(card.task)}"
+    said = f"; its owner says: {quoted(card.about)}" if card.about else ""
+    return f"this swarm trains {quoted(card.model)} on the task {quoted(card.task)}{said}"
 
 
 def card_lines(card: Card, *, draws: bool, has_base: bool) -> Iterator[str]:

@@ -17,6 +17,9 @@ ALWAYS = ("model", "task", "seed")  # Settings that are shown at their defaults 
 DECIDE = ("max_staleness", "publish_every_steps", "steps", "target")
 """Settings that the weights depend on although they may change when a run is resumed."""
 
+DIALLED = ("learning_rate", "max_staleness", "publish_every_steps")
+"""What `echo-node set` may change of these."""
+
 USE = """tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
 model = AutoModelForCausalLM.from_pretrained("DIRECTORY", dtype="auto")"""
 USE_ADAPTER = """tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
@@ -73,11 +76,16 @@ def model_card(found: Figures, step: int, *, alone: bool = False) -> str:
 def _facts(found: Figures, base: str, task: str, step: int) -> Iterator[tuple[str, str]]:
     yield "base model", _shown(base)
     yield "task", _shown(task)
+    if about := str(found.config.get("about") or ""):
+        yield "about", about.replace("|", "/")
     yield "trained for", f"{step} learner steps"
     if origin := _origin(found.config):
         which = "the best model" if origin.get("best") else "the model"
         yield "began with", f"{which} of another run, after {origin.get('step')} learner steps of that one"
     yield "objective", str(found.config.get("objective", "grpo"))
+    changes = [f"{what} after step {at:.0f}" for at, what in found.marks(("set",)) if at < step]
+    if changes := [one for one in changes if one.startswith(DIALLED)]:
+        yield "changed while it ran", "; ".join(changes)
     yield "staleness of the rollouts, at most", str(found.bound)
     for name, column in found.evaluated.items():
         measured = [one for one in zip(column.steps, column.values, strict=True) if one[0] <= step]
@@ -105,6 +113,8 @@ def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             continue
         if name == "model":
             value = _origin(config).get("model") or value
+        if name == "rewards":
+            value = {_shown(reward): weight for reward, weight in value.items()}
         yield name, _shown(value) if name in ("model", "task") else value
 
 

@@ -127,7 +127,7 @@ def _sampler_figures(status: dict[str, Any]) -> Figures:
         ("engine has", version_in_words(status.get("installed"))),
         ("proven by", status.get("proof") or ""),
         ("this node draws", told(status.get("rollouts_per_s") or None, "{:.4g} rollouts/s")),
-        ("each sample", told(status.get("tokens_per_s") or None, "{:.4g} tokens/s")),
+        ("each sample", told(status.get("tokens_per_s") or None, "{:,.0f} tokens/s")),
         ("last install", told(status.get("install_s") or None, "{:.2f} s")),
         ("drawing paused", told(status.get("pause_s") or None, "{:.2f} s")),
         ("accepted", _contributed(status)),

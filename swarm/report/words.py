@@ -349,7 +349,7 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
         "staleness aim": told(metrics.get("staleness/aim"), "{:.1f}, ") + AGED_BY.get(by, ""),
         "accepted": f"{accepted:,.0f} rollouts" if accepted else "",
         "of all nodes": f"{number(status, 'rollouts_per_s'):.4g} rollouts/s" if accepted else "",
-        "tokens": told(status.get("tokens_per_s") if accepted else None, "{:.4g} tokens/s"),
+        "tokens": told(status.get("tokens_per_s") if accepted else None, "{:,.0f} tokens/s"),
         "tokens accepted": told(cost.get("tokens_accepted") or None, "{:,.0f}"),
         "discarded": f"{lost:,.0f} rollouts" if lost or accepted else "",
         "refused": counts(part(status, "verdicts"), without="accepted"),

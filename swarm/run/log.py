@@ -1,4 +1,4 @@
-"""A run's figures on disk: one JSON line per learner step, one per event, and a file for TensorBoard.
+"""A run's figures on disk: one JSON line per learner step, one per event, and what TensorBoard and wandb get.
 
 TensorBoard's writer is a thread, so its errors come late. The figures have TRL's names: `train/NAME` by learner step
 and `eval/NAME` by policy version. A resumed run writes its whole history again, since the end of a file may not have
@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import os
+import secrets
 import shutil
 import time
 from collections import deque
@@ -66,6 +67,41 @@ class EventFile:
             self._writer.close()
 
 
+class WandbRun:
+    """Hands the figures of lines to wandb's client, which goes where its own variables say, such as WANDB_MODE=offline.
+    A resumed run goes on with the same one. Blocking at the start. UserError if it cannot begin."""
+
+    def __init__(self, run_dir: Path, settings: Mapping[str, Any]) -> None:
+        if find_spec("wandb") is None:
+            raise UserError(f"--wandb needs the package: {how_to_have('wandb')}; or leave it out")
+        import wandb
+
+        known = run_dir / "wandb.id"
+        if not known.exists():
+            known.write_text(secrets.token_hex(8))
+        try:
+            self._run = wandb.init(
+                dir=str(run_dir),
+                project="echo-node",
+                name=run_dir.name,
+                id=known.read_text(),
+                resume="allow",
+                config=dict(settings),
+                settings=wandb.Settings(silent=True),
+            )
+        except (wandb.errors.Error, OSError) as error:
+            raise UserError(f"--wandb: {' '.join(str(error).split())}; WANDB_MODE=offline sends nothing") from error
+        # Evaluations come later than the steps that they are of, and wandb's own count may only rise.
+        self._run.define_metric("*", step_metric="step")
+
+    def add(self, line: Line) -> None:
+        if line.get("kind") in (None, "evaluated") and (step := _step(line)) >= 0:
+            self._run.log({**dict(_scalars(line)), "step": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 def _step(line: Line) -> int:
     """Return the learner step or version of a line; -1 if the line is damaged."""
     step = line.get("version" if line.get("kind") == "evaluated" else "step")
@@ -111,9 +147,10 @@ class Spent:
 
 class RunLog:
     """Appends whole lines to metrics.jsonl and events.jsonl. Lines that do not fit on a full disk are written later.
-    With `tensorboard`, figures also go into TensorBoard's files. Raises UserError if that package is missing."""
+    With `tensorboard`, figures also go into TensorBoard's files, and with `wandb` to wandb as of a run with these
+    settings. Raises UserError if the package for that is missing."""
 
-    def __init__(self, directory: Path, *, tensorboard: bool = False) -> None:
+    def __init__(self, directory: Path, *, tensorboard: bool = False, wandb: Mapping[str, Any] | None = None) -> None:
         self._metrics = _Lines(directory / METRICS)
         self._events = _Lines(directory / EVENTS)
         self.last: Mapping[str, Any] = {}
@@ -124,6 +161,7 @@ class RunLog:
         self.absent: set[NodeId] = set()
         self.spent = Spent()
         self._look_back()
+        self._wandb = WandbRun(directory, wandb) if wandb is not None else None
         self._board: EventFile | None = None
         if tensorboard:
             try:
@@ -146,12 +184,15 @@ class RunLog:
 
     def close(self) -> None:
         """Close all files. This blocks."""
-        if self._board is not None:
-            self._board.close()
+        for shown in (self._board, self._wandb):
+            if shown is not None:
+                shown.close()
         self._metrics.close()
         self._events.close()
 
     def _show(self, line: Line) -> None:
+        if self._wandb is not None:
+            self._wandb.add(line)
         if self._board is not None:
             try:
                 self._board.add(line)

@@ -34,9 +34,7 @@ CONTAINERS = (
     "docker run -d --init --gpus all --shm-size 16g -v echo-node:/state echo-node-gpu join --bootstrap HOST",
 )
 
-JUDGED = [
-    f"bin/echo-node {word} questions.jsonl --model M --reward judge.py:score" for word in ("lead", "eval")
-]
+JUDGED = [f"bin/echo-node {word} questions.jsonl --model M --reward judge.py:score" for word in ("lead", "eval")]
 
 NOT_RUN = {
     "bin/demo": "tests/integration/test_demo.py runs it",

@@ -40,7 +40,7 @@ def test_paths_of_the_learners_machine_are_not_told(
 
 def test_the_longest_card_fits_its_cap() -> None:
     name = "\U0001f600" * 90
-    sealed = sign_card(card_of(name, name, weights_bytes=2**53, sample_tokens=2**53), KEY)
+    sealed = sign_card(card_of(name, name, weights_bytes=2**53, sample_tokens=2**53, about=2 * name), KEY)
     assert len(sealed) <= CARD_BYTES
     assert open_card(sealed, KEY.public_bytes) is not None
 
@@ -54,6 +54,11 @@ def test_a_volunteer_is_told_the_bytes_before_they_come() -> None:
     (_, based, _) = card_lines(Card(model="m", task="t", weights_bytes=10**6), draws=False, has_base=True)
     assert "only what differs from --base" in based
     assert "engine" not in based
+
+
+def test_a_volunteer_is_told_what_it_is_for_in_its_owners_words() -> None:
+    card = card_of("m", "t", about='to teach sums"\n\x1b[2J')
+    assert next(card_lines(card, draws=True, has_base=False)).endswith('; its owner says: "to teach sums\'??[2J"')
 
 
 def test_a_card_with_escapes_is_shown_without_them() -> None:

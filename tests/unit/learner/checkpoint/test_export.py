@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,10 @@ def test_the_card_says_what_it_is_and_no_address(made: tuple[Path, Any], tmp_pat
         ),
         ({"task": "hf:sums", "rewards": {"numeric": 1.0, "boxed": 0.1}, "chat_arguments": {"a": True}}, {}),
         ({"max_staleness": 4, "system_prompt": '```\n"x"'}, {}),
+        (
+            {"task": "hf:sums", "rewards": {"/data/me/judge.py:score": 1.0, "numeric": 0.5}},
+            {"rewards": {"judge.py:score": 1.0, "numeric": 0.5}},
+        ),
     ],
 )
 def test_the_settings_of_a_card_are_a_configuration_without_places(
@@ -124,6 +129,16 @@ def test_the_settings_of_a_card_are_a_configuration_without_places(
     (tmp_path / "lead.toml").write_text(toml)
     assert load_config(LeadConfig, tmp_path / "lead.toml", {}) == LeadConfig(**{**given, **shown})
     assert "me" not in re.findall(r"\w+", card)
+
+
+def test_a_card_says_what_it_is_for_and_what_was_changed_on_the_way_until_then() -> None:
+    config = LeadConfig(about="sums | differences", learning_rate=1e-6).model_dump(mode="json")
+    changes = [(83.0, "learning_rate=0.0001"), (90.0, "paused=True"), (120.0, "max_staleness=3")]
+    found = Figures(config=config, summary=None, marked={"set": deque(changes)})
+    rows = [line for line in model_card(found, 100).splitlines() if line.startswith("| ")]
+    assert "| about | sums / differences |" in rows
+    assert "| changed while it ran | learning_rate=0.0001 after step 83 |" in rows
+    assert "changed while it ran" not in model_card(found, 83)
 
 
 def test_a_directory_is_not_taken_for_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,48 @@
+"""Figures for wandb, by its own client, which sends nothing: WANDB_MODE=offline."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import UserError
+from swarm.run import log as module
+from swarm.run.log import RunLog
+from swarm.settings import LeadConfig, what_is_learned
+
+
+def _live(run_dir: Path, step: int) -> None:
+    log = RunLog(run_dir, wandb=what_is_learned(LeadConfig(state_dir=Path("/secret/place"), learning_rate=0.125)))
+    log.event("evaluated", version=step - 1, exact_match=0.5)
+    log.metrics({"step": step, "time": 1.0, "reward": 0.25})
+    log.close()
+
+
+def test_two_lives_of_a_run_are_one_run_there_with_figures_and_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for step in (1, 2):
+        _live(tmp_path, step)
+    lives = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert len({re.sub(r".*-", "", path.parent.name) for path in lives}) == 1
+    content = b"".join(path.read_bytes() for path in lives)
+    for name in (b"train/reward", b"eval/exact_match", b"learning_rate", b"0.125"):
+        assert name in content
+    assert b"/secret/place" not in content
+
+
+def test_without_the_package_one_line_says_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"--wandb needs the package: pip install '\.\[wandb\]'"):
+        RunLog(tmp_path, wandb={})
+
+
+def test_nothing_is_sent_unless_it_is_asked_for(tmp_path: Path) -> None:
+    assert not LeadConfig().wandb
+    log = RunLog(tmp_path)
+    log.metrics({"step": 1, "time": 1.0, "reward": 0.25})
+    log.close()
+    assert not (tmp_path / "wandb").exists()
