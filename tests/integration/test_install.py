@@ -42,12 +42,12 @@ class Light:
         (wheel,) = self.directory.glob("echo_node-*.whl")
         return wheel
 
-    def install_offline(self) -> None:
-        """The wheel itself, with links to what this environment has of the packages that it asks for."""
+    def install_offline(self, extra: str = "") -> None:
+        """The wheel itself, with links to what this environment has of the packages that it asks for, with `extra`."""
         self._pip("--python", str(self.bin / "python"), "install", "--no-deps", "--no-index", str(self.wheel))
         (site,) = (self.directory / "env").glob("lib/python3*/site-packages")
         (installed,) = site.glob("echo_node-*.dist-info")
-        for needed in closure(Distribution.at(installed)).values():
+        for needed in closure(Distribution.at(installed), extra).values():
             for name in {file.parts[0] for file in needed.files or ()} - {"..", "__pycache__"}:
                 (site / name).symlink_to(Path(str(needed.locate_file(name))))
 
@@ -91,17 +91,21 @@ class LightNode(Node):
         self._start(name, directory / f"{name}.log", words, where=light.directory, environment=light.environment)
 
 
-def closure(root: Distribution) -> dict[str, Distribution]:
-    """What a package asks for without extras, and what that asks for."""
+def closure(root: Distribution, extra: str = "") -> dict[str, Distribution]:
+    """What a package asks for with `extra`, which may name others of its own, and what that asks for without any."""
     found: dict[str, Distribution] = {}
-    waiting = [root]
+    waiting = [(root, {"", extra})]
     while waiting:
-        for text in waiting.pop().requires or ():
-            wanted = Requirement(text)
+        package, extras = waiting.pop()
+        for wanted in map(Requirement, package.requires or ()):
             name = canonicalize_name(wanted.name)
-            if name not in found and (wanted.marker is None or wanted.marker.evaluate({"extra": ""})):
+            if wanted.marker is not None and not any(wanted.marker.evaluate({"extra": one}) for one in extras):
+                continue
+            if name == "echo-node" and not wanted.extras <= extras:
+                waiting.append((root, {"", *extras, *wanted.extras}))
+            elif name not in found and name != "echo-node":
                 found[name] = distribution(name)
-                waiting.append(found[name])
+                waiting.append((found[name], {""}))
     return found
 
 
@@ -161,7 +165,7 @@ def test_doctor_says_how_to_have_what_drawing_needs_and_finds_a_relay_well(light
 
 
 def test_a_run_is_read_without_torch(light: Light, swarm: Swarm) -> None:
-    learner = swarm.lead("--steps", "2", "--samplers", "1")
+    learner = swarm.lead("--steps", "2", "--samplers", "1", "--port", "0")
     assert learner.process.wait(timeout=PATIENCE_S) == 0, learner.output()
     run = str(learner.run_dir)
     for words, said in (
@@ -179,7 +183,7 @@ def test_a_run_is_read_without_torch(light: Light, swarm: Swarm) -> None:
 def relays(light: Light, directory: Path) -> None:
     """A relay of that environment takes the weights of a learner that trains, in the memory of a small machine."""
     with swarm_in(directory) as swarm:
-        learner = swarm.lead()
+        learner = swarm.lead("--port", "0")
         given = ("join", "--role", "relay", "--bootstrap", learner.url(), "--lan", "--port", "0")
         relay = LightNode(light, directory, "relay", *given, "--state-dir", str(directory / "state-relay"))
         swarm.nodes.append(relay)

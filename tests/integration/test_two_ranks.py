@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -367,7 +368,9 @@ def test_a_fault_that_all_ranks_know_of_is_one_line_and_they_go_on(two: Two) -> 
 
 def test_a_model_of_a_directory_comes_to_all_from_rank_0(two: Two, other_model: str, tmp_path: Path) -> None:
     prepared, staged = two.of_directory
-    assert prepared == alone(tmp_path, model=other_model).prepared()
+    apart = alone(tmp_path, model=other_model).prepared()
+    # What the machine has free is another matter from one moment to the next.
+    assert prepared == msgspec.structs.replace(apart, left_bytes=prepared.left_bytes)
     assert staged == (tmp_path / "staging.bin").read_bytes()
 
 

@@ -21,7 +21,7 @@ from tests.integration.processes import Node, accepted_by, eventually, fetch_sta
 from tests.netns.hosts import Host, Hosts, hosts
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "volunteer.md"
-LEAD = ("lead", "--model", "tiny", "--task", "copy", "--steps", "1000000")
+LEAD = ("lead", "--model", "tiny", "--task", "copy", "--steps", "1000000", "--samplers", "0")
 WORD_S = 5.0
 """`join` has to say within this time what is wrong."""
 

@@ -18,6 +18,7 @@ from swarm.learner import trainer as trainer_module
 from swarm.learner.adapter import attach
 from swarm.learner.memory import (
     CHANGES,
+    FREE_SHARE,
     STREAMED_BYTES,
     WHOLE_GRADIENT_BYTES,
     Setting,
@@ -292,6 +293,10 @@ def test_a_trainer_says_how_it_computes_and_refuses_what_does_not_fit(
     assert trainer.prepared().notes == (
         "a learner step takes up to 16,384 tokens at a time, padded, each prompt once, in float32",
     )
+    # What a sampler next to it may take: less than the free share of what was free, by what a step needs.
+    monkeypatch.setattr(trainer_module, "read_free_bytes", lambda device, ranks: 100 * GIB)
+    left = [trainer_in(tmp_path, model=model, tokens_per_micro_batch=n).prepared().left_bytes for n in (4096, 8192)]
+    assert 0 < left[1] < left[0] < FREE_SHARE * 100 * GIB
     trainer = trainer_in(tmp_path, model=model, activation_checkpointing=True, optimizer_states="host")
     (line,) = trainer.prepared().notes
     assert line.endswith("in float32, with activation checkpointing, and AdamW's moments on the host")
@@ -313,9 +318,11 @@ def test_a_row_is_a_prompt_and_a_completion(
     monkeypatch.setattr(trainer_module, "SMALL_MODEL_PARAMETERS", 1000)
     found: list[int] = []
 
-    def fitted(policy: object, rules: TrainerConfig, *_: object, longest: int, **__: object) -> TrainerConfig:
+    def fitted(
+        policy: object, rules: TrainerConfig, *_: object, longest: int, **__: object
+    ) -> tuple[TrainerConfig, int]:
         found.append(longest)
-        return rules.model_copy(update={"tokens_per_micro_batch": 128})
+        return rules.model_copy(update={"tokens_per_micro_batch": 128}), 0
 
     monkeypatch.setattr(trainer_module, "fit", fitted)
     config = LeadConfig(device="cpu", max_prompt_tokens=prompt)

@@ -285,7 +285,7 @@ async def test_another_certificate_or_none_than_was_named(tmp_path: Path) -> Non
         assert "is not the one that was named" in line
         assert "ask for its new join line" in line
         line = await first_line(tmp_path, f"http://{here.authority}")
-        assert "it closed the connection without an answer; if it speaks TLS, name it as https://HOST:PORT" in line
+        assert "it has just ended, or it speaks TLS (then name it as https://HOST:PORT)" in line
         line = await first_line(tmp_path, line_for(KEY, msgspec.structs.replace(plain, fingerprint=b"f" * 32)))
         assert "does not speak TLS, as was named; if it was set up again, ask for its new join line" in line
         line = await first_line(tmp_path, f"https://{plain.authority}")
