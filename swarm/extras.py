@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.util import find_spec
 
+from swarm import SOURCE
 from swarm.errors import UserError
 
 DRAWS = ("torch", "transformers", "safetensors")
@@ -22,6 +23,15 @@ LIBRARIES = {
     "wandb": ("wandb",),
 }
 """Modules by the extra of pyproject.toml that brings them; a module in several is asked for by the first."""
+
+
+INSTALLS = {"NVIDIA": "vllm", "Mac": "mlx", "anything else": "sampler"}
+"""The extra that lets a machine draw well."""
+
+
+def installs() -> dict[str, str]:
+    """Return what to type on each kind of machine that has no checkout."""
+    return {kind: f"pipx install 'echo-node[{extra}] @ git+{SOURCE}'" for kind, extra in INSTALLS.items()}
 
 
 def how_to_have(extra: str) -> str:

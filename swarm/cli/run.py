@@ -30,7 +30,7 @@ from swarm.cli.runs import audit, dashboard, export_app, report, set_value, stat
 from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
-from swarm.extras import lacking, require
+from swarm.extras import installs, lacking, require
 from swarm.lead.dials import DIALS
 from swarm.settings import DemoConfig, JoinConfig, LeadConfig
 from swarm.settings_file import load_config
@@ -73,7 +73,9 @@ JOIN_EXAMPLES = """\b
 Examples, with the line that `lead` prints:
   echo-node join --bootstrap echo1:...
   echo-node join --bootstrap echo1:... --role relay
+Where it is not installed (vllm for NVIDIA, mlx for a Mac):
 """
+JOIN_EXAMPLES += f"  {installs()['anything else']}\n"
 SET_KEYS = "\n\n".join(f"{key}: {dial.help}" for key, dial in DIALS.items())
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; options override it.")]

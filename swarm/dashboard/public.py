@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from swarm.extras import installs
 from swarm.node.hello import card_of, purpose
 from swarm.report.words import ID_LENGTH, JOIN_LENGTH, finite, number, part, parts, words
 
@@ -57,6 +58,7 @@ def public_state(status: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
         "rollouts": int(number(cost, "rollouts_accepted")),
         "tokens": int(number(cost, "tokens_accepted")),
         "join": words(status, "join", JOIN_LENGTH),
+        "installs": installs(),
         "leaders": [
             {
                 "name": words(one, "name", NAME_LENGTH) or words(one, "node", ID_LENGTH),

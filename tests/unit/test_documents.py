@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from swarm import SOURCE
+from swarm.extras import INSTALLS, LIBRARIES, installs
 from tests.pages import PART, PARTS, page
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,14 @@ def test_a_document_names_source_files_that_exist(document: Path) -> None:
     known = {"/".join(place.parts[start:]) for place in places for start in range(len(place.parts))}
     named = set(re.findall(r"[\w/]*\w\.py\b", document.read_text()))
     assert named - known - OF_AN_EXAMPLE == set()
+
+
+def test_where_it_comes_from_is_said_as_its_owner_filled_it_in() -> None:
+    assert f"git clone {SOURCE} echo-node" in (ROOT / "README.md").read_text()
+    told = (ROOT / "docs/volunteer.md").read_text()
+    for kind, line in installs().items():
+        assert re.search(rf"    {re.escape(line)} +# {kind}\n", told)
+    assert set(INSTALLS.values()) <= LIBRARIES.keys()
 
 
 def anchors(document: Path) -> set[str]:

@@ -27,6 +27,8 @@ function show(state) {
   say(byId("going"), going(state));
   TILES.forEach(([, write], at) => say(values[at], write(state)));
   say(byId("join-line"), plain(state.join, 500));
+  byId("installs").replaceChildren(...Object.entries(state.installs ?? {}).flatMap(([kind, line]) =>
+    [el("dt", {}, plain(kind, 40)), el("dd", {}, el("code", {}, plain(line, 300)))]));
   const leaders = (state.leaders ?? []).slice(0, LEADERS);
   byId("nobody").hidden = leaders.length > 0;
   byId("leaders").replaceChildren(...leaders.map((one, at) => el("tr", {},

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from swarm.dashboard.digest import COLUMNS, MAX_LINKS, digest
 from swarm.dashboard.public import PublicState, public_state
+from swarm.extras import installs
 from swarm.report.figures import read_figures
 from swarm.report.terminal import figures as terminal_figures
 from swarm.report.terminal import live_view
@@ -211,6 +212,8 @@ def test_the_public_page_shows_nothing_private(tmp_path: Path) -> None:
     assert (shown["model"], shown["task"]) == ("secret-lab", "examples:data.jsonl")
     assert shown["run"] == "secret-lab on examples:data.jsonl"
     assert shown["what"] == 'this swarm trains "secret-lab" on the task "examples:data.jsonl"'
+    assert public_state(RECORD, config | {"about": "for all"})["what"].endswith('; its owner says: "for all"')
+    assert shown["installs"] == installs()
     text = json.dumps(shown)
     assert str(tmp_path) not in text
     others = [url for sampler in RECORD["publics"] for url in [sampler["address"]]]
