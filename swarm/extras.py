@@ -31,7 +31,7 @@ INSTALLS = {"NVIDIA": "vllm", "Mac": "mlx", "anything else": "sampler"}
 
 def installs() -> dict[str, str]:
     """Return what to type on each kind of machine that has no checkout."""
-    return {kind: f"pipx install 'echo-node[{extra}] @ git+{SOURCE}'" for kind, extra in INSTALLS.items()}
+    return {kind: f"pipx install 'echo-node[{extra}]@git+{SOURCE}'" for kind, extra in INSTALLS.items()}
 
 
 def how_to_have(extra: str) -> str:
