@@ -73,7 +73,7 @@ JOIN_EXAMPLES = """\b
 Examples, with the line that `lead` prints:
   echo-node join --bootstrap echo1:...
   echo-node join --bootstrap echo1:... --role relay
-Where it is not installed (vllm for NVIDIA, mlx for a Mac):
+Where it is not installed (NVIDIA: vllm, a Mac: mlx):
 """
 JOIN_EXAMPLES += f"  {installs()['anything else']}\n"
 SET_KEYS = "\n\n".join(f"{key}: {dial.help}" for key, dial in DIALS.items())
