@@ -16,6 +16,7 @@ from swarm.sampler.engine import EngineOptions
 from swarm.sampler.room import CPU_SHARE, Device, places, shape_of_layout
 
 LIVES = 3  # Of one sampler: what killed it twice will mostly kill it again
+REFUSED = 2  # Its exit status if it could never work here, for want of memory or of a package
 AGAIN_S = 10.0  # Before one that ended early is started again
 
 
@@ -82,6 +83,9 @@ async def _keep(
             await stop_nodes([process])
         if process.returncode == 0:
             return
-        then = "starting it again" if life < LIVES else "it is not started again: others may join"
+        is_last = life == LIVES or process.returncode == REFUSED
+        then = "it is not started again: others may join" if is_last else "starting it again"
         say(f"the sampler of this machine ended: {last_words(log)}; {then}")
+        if is_last:
+            return
         await asyncio.sleep(AGAIN_S)

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-STEPS = [tuple(line.split(maxsplit=1)) for line in TEXT.splitlines() if re.match("[A-Z]+ ", line)]
+STEPS: list[tuple[str, str]] = re.findall("^([A-Z]+) +(.*)$", TEXT, re.MULTILINE)
 SUITE, WITH = "bookworm", "python3,python3-venv,ca-certificates"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 MAKE_S = 900.0  # For a root of 300 MB, or for a step

@@ -172,6 +172,8 @@ def test_a_run_is_read_without_torch(light: Light, swarm: Swarm) -> None:
         (("verify", run), "no rollout was too old, lost or used twice"),
         (("report", run), "report.html"),
         (("export", "rollouts", run, "--to", "rollouts.jsonl"), "rollouts in rollouts.jsonl"),
+        (("export", "model", run, "--to", "model"), "the model of step 2 in model"),
+        (("audit", run), "no node was caught"),
     ):
         done = light.run(*words)
         assert done.returncode == 0, done.stderr

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from pathlib import Path
+
 import pytest
 
 from swarm.broadcast.version.manifest import Layout, TensorSpec
+from swarm.lead import drawing
 from swarm.lead.drawing import arguments, default_count, other_gpus
 from swarm.learner.messages import Prepared
+from swarm.run.directory import LOGS
 
 GIB = 1 << 30
 LAYOUT = Layout(tensors=(TensorSpec(name="w", dtype="BF16", shape=(1 << 15, 1 << 15)),), files=())  # 2 GiB in bf16
@@ -63,3 +69,31 @@ def test_on_the_trainers_gpu_it_is_given_what_a_step_leaves() -> None:
     assert arguments(shared, "echo1:x", has_own_gpu=False)[-2:] == ["--gpu-memory-share", "0.25"]
     for prepared, has_own_gpu in ((shared, True), (_prepared("cpu", 8 * GIB), False)):
         assert "--gpu-memory-share" not in arguments(prepared, "echo1:x", has_own_gpu=has_own_gpu)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "again"), [([0], []), ([2], [False]), ([1, 0], [True]), ([1, 1, 1], [True, True, False])]
+)
+async def test_one_that_died_is_started_again_and_one_that_cannot_work_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statuses: list[int], again: list[bool]
+) -> None:
+    monkeypatch.setattr(drawing, "AGAIN_S", 0.0)
+    (tmp_path / LOGS).mkdir()
+    ends, said, is_over = list(statuses), asyncio.Queue[str](), asyncio.Event()
+
+    async def start(log: Path, *words: str, **_: object) -> asyncio.subprocess.Process:
+        with log.open("wb") as output:
+            program = f"print('why'); raise SystemExit({ends.pop(0)})"
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=output)
+        await process.wait()
+        if not ends:
+            is_over.set()
+        return process
+
+    monkeypatch.setattr(drawing, "start_node", start)
+    async with drawing.drawing(1, tmp_path, (), (), said.put_nowait):
+        await is_over.wait()
+        lines = [await said.get() for _ in again]
+    assert [line.endswith("starting it again") for line in lines] == again
+    assert all("ended: why (log: " in line for line in lines)
+    assert said.empty()
