@@ -55,7 +55,7 @@ class Container:
                 case "USER":
                     self._user = int(rest)
                 case "ENV":
-                    self._variables.update(part.split("=", 1) for part in shlex.split(rest))
+                    self._variables.update(part.partition("=")[::2] for part in shlex.split(rest))
                 case "ENTRYPOINT":
                     self.entrypoint = json.loads(rest)
                 case "FROM" | "ARG" | "VOLUME" | "EXPOSE" | "STOPSIGNAL" | "CMD" | "COPY":
