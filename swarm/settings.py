@@ -483,12 +483,6 @@ class LeadConfig(LeadMoney, TrainerSection, Storage, LeadSwarm, Evaluation, Lear
         return round(default, 9) if self.learning_rate is None else self.learning_rate
 
 
-def what_is_learned(config: LeadConfig) -> dict[str, Any]:
-    """Return the settings of a run that say nothing of its machine."""
-    own = {name for section in (ModelSection, TaskSection, Learn, Evaluation) for name in section.model_fields}
-    return {name: value for name, value in config.model_dump(mode="json").items() if name in own}
-
-
 # Settings that may differ when a run is resumed
 CHANGEABLE = frozenset(name for name, field in LeadConfig.model_fields.items() if RESUMED in field.metadata)
 

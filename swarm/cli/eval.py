@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +37,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure a model on held-out prompts: its accuracy with an interval, pass@k, and lengths of answers."""
-    from swarm.cli.run import run_to_end
+    from swarm.cli.run import run_to_end, until_signalled
     from swarm.run.directory import merging, recorded_config
     from swarm.settings import JoinConfig, LeadConfig
     from swarm.settings_file import load_config
@@ -58,11 +60,14 @@ def evaluate(
 
     kind = choose_engine(asked.engine, asked.device).kind
     with tempfile.TemporaryDirectory(prefix="echo-node-") as made:
+        whole = Path(made, "model")
         if run_dir is not None:
-            step = export_model(run_dir, Path(made, "model"), None, best=best, merge=merging(run_dir, of_run))
+            step = export_model(run_dir, whole, None, best=best, merge=merging(run_dir, of_run))
             typer.echo(f"the model of step {step} of {run_dir}", err=True)
-            settings = settings.model_copy(update={"model": str(Path(made, "model")), "adapter": None})
-        found = run_to_end(measure(settings, kind, asked.engine_options, lambda line: typer.echo(line, err=True)))
+            settings = settings.model_copy(update={"model": str(whole), "adapter": None})
+        loaded = partial(shutil.rmtree, whole, ignore_errors=True)
+        work = measure(settings, kind, asked.engine_options, partial(typer.echo, err=True), loaded)
+        found = run_to_end(until_signalled(work, stop_with_stdin=False))
     for line in table(found):
         typer.echo(line)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from swarm.sampler.engine import EngineOptions
 from swarm.sampler.room import CPU_SHARE, Device, places, shape_of_layout
 
 LIVES = 3  # Of one sampler: what killed it twice will mostly kill it again
+LONG_S = 3600.0  # After a life of this length it has others before it
 REFUSED = 2  # Its exit status if it could never work here, for want of memory or of a package
 AGAIN_S = 10.0  # Before one that ended early is started again
 
@@ -46,11 +48,12 @@ def default_count(prepared: Prepared, sample_tokens: int) -> tuple[int, str]:
     return 1, ""
 
 
-def arguments(prepared: Prepared, bootstrap: str, *, has_own_gpu: bool) -> list[str]:
-    """Return the command of such a sampler. On the trainer's GPU it gets the share that steps leave."""
+def arguments(prepared: Prepared, bootstrap: str, *, sharing: int) -> list[str]:
+    """Return the command of such a sampler. `sharing` of them get what steps leave of the trainer's GPU."""
     words = ["join", "--role", "sampler", "--bootstrap", bootstrap, "--lan", "--nickname", "learner's own"]
-    if prepared.whole_bytes and not has_own_gpu:
-        words += ["--gpu-memory-share", f"{max(0.01, prepared.left_bytes / prepared.whole_bytes):.2f}"]
+    words += ["--grace", "0"]  # Nobody wants what is under way when its learner ends
+    if prepared.whole_bytes and sharing:
+        words += ["--gpu-memory-share", f"{max(0.01, prepared.left_bytes / prepared.whole_bytes / sharing):.2f}"]
     return words
 
 
@@ -74,8 +77,9 @@ async def drawing(
 async def _keep(
     name: str, place: Mapping[str, str], run_dir: Path, words: Sequence[str], say: Callable[[str], None]
 ) -> None:
-    log = run_dir / LOGS / f"{name}.log"
-    for life in range(1, LIVES + 1):
+    log, life = run_dir / LOGS / f"{name}.log", 0
+    while True:
+        began, life = time.monotonic(), life + 1
         process = await start_node(log, *words, "--state-dir", str(run_dir / name), environment=place)
         try:
             await process.wait()
@@ -83,6 +87,7 @@ async def _keep(
             await stop_nodes([process])
         if process.returncode == 0:
             return
+        life = life if time.monotonic() - began < LONG_S else 1
         is_last = life == LIVES or process.returncode == REFUSED
         then = "it is not started again: others may join" if is_last else "starting it again"
         say(f"the sampler of this machine ended: {last_words(log)}; {then}")

@@ -29,7 +29,7 @@ from swarm.settings import LeadConfig
 from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import GroupId, Prompt, Score, VersionId
 
-SAMPLE_S = 600.0  # For one answer, as a learner gives for a lease
+SAMPLE_S = 1e6  # For one answer: nobody waits for the machine, and an engine that stands still is noticed
 Z = 1.96  # Standard deviations on either side of a mean that hold 95 %
 
 
@@ -44,16 +44,23 @@ class Answered:
 
 
 async def evaluate(
-    config: LeadConfig, kind: EngineKind, options: EngineOptions, say: Callable[[str], None]
+    config: LeadConfig,
+    kind: EngineKind,
+    options: EngineOptions,
+    say: Callable[[str], None],
+    loaded: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Draw `eval_samples` answers to each of `eval_prompts` held-out prompts, and return figures of them."""
-    task = open_task(config, ProgressLine(say))
+    """Draw `eval_samples` answers to each of `eval_prompts` held-out prompts, and return figures of them. `loaded` is
+    called once the files of the model are not needed any more."""
+    progress = ProgressLine(say)
+    task = open_task(config, progress)
     if task.player is not None or task.is_external:
         raise UserError(f"{config.task} is played turn by turn: `echo-node lead` measures it at its first step")
     with tempfile.TemporaryDirectory(prefix="echo-node-") as made:
         directory = Path(made)
         (directory / LOGS).mkdir()
         frozen = await _frozen(config, directory)
+        loaded()
         record = TaskRecord(
             data_digest=task.data_digest,
             most_tokens=most_prompt_tokens(config, task, frozen.context_tokens),
@@ -82,7 +89,7 @@ async def evaluate(
                 for i, prompt in enumerate(held_out)
                 for sample in range(config.eval_samples)
             ]
-            return figures(await _answers(engine, pool, held_out, jobs, say), config.eval_samples)
+            return figures(await _answers(engine, pool, held_out, jobs, progress), config.eval_samples)
         finally:
             await engine.stop()
             await pool.close()

@@ -36,7 +36,7 @@ from swarm.learner.messages import Prepared
 from swarm.net.hosts import is_loopback, is_private
 from swarm.net.server import check_port
 from swarm.node.control import control
-from swarm.node.hello import card_of, sign_card
+from swarm.node.hello import card_of, sign_card, what_is_learned
 from swarm.node.identity import StateDirectory
 from swarm.node.network import EVERYWHERE, NodeNetwork, check_addresses
 from swarm.rollout.ahead import PromptsAhead
@@ -70,7 +70,7 @@ from swarm.run.prompts import ProgressLine, check_data, longest_completion, open
 from swarm.run.run import Run
 from swarm.run.timeline import Timeline
 from swarm.sampler.choice import find_gpus
-from swarm.settings import LeadConfig, what_is_learned
+from swarm.settings import LeadConfig
 from swarm.tasks.base import Read
 from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import NodeId, Score, Unscored
@@ -157,10 +157,10 @@ class LearnerNode:
             try:
                 state = StateDirectory.claim(self._config.state_dir or self._run_dir / "identity")
                 opened.callback(state.release)
-                told = what_is_learned(self._config) if self._config.wandb else None
+                told = what_is_learned(self._config) if self._config.wandb and not self._only_check else None
                 board = self._config.tensorboard
                 log = await asyncio.to_thread(RunLog, self._run_dir, tensorboard=board, wandb=told)
-                opened.callback(log.close)
+                opened.push_async_callback(asyncio.to_thread, log.close)
                 self._network = NodeNetwork(state.path, "learner", self._config, say=self._say, emit=log.event)
             except UserError:
                 self._is_kept = False
@@ -356,7 +356,12 @@ class LearnerNode:
         await self._publication.go_on(steps.step, bound.publish_every_steps)
         # Announce only now, when settings that do not work have been refused.
         self._announce()
-        await self._draw(prepared)
+        async with AsyncExitStack() as own:
+            # Samplers of this machine leave while this node still answers.
+            await self._draw(prepared, own)
+            return await self._take_steps(steps)
+
+    async def _take_steps(self, steps: Steps) -> bool:
         if (self._run_dir / PAUSE).exists():
             self._say("paused by its owner, as before: `echo-node set paused=false` goes on")
             steps.pause(True)
@@ -377,8 +382,8 @@ class LearnerNode:
         write_json(self._run_dir / SUMMARY, summary)
         return reached
 
-    async def _draw(self, prepared: Prepared) -> None:
-        """Start the samplers of this machine."""
+    async def _draw(self, prepared: Prepared, own: AsyncExitStack) -> None:
+        """Start the samplers of this machine, which end with `own`."""
         if (count := self._config.samplers) == 0:
             return
         found = await asyncio.to_thread(find_gpus) if prepared.whole_bytes else {}
@@ -390,8 +395,8 @@ class LearnerNode:
         if count:
             here = EVERYWHERE.get(self._config.host)
             bootstrap = f"{here}:{self._network.port}" if here else self._join.rpartition(" ")[2]
-            words = arguments(prepared, bootstrap, has_own_gpu=bool(gpus))
-            await self._exits.enter_async_context(drawing(count, self._run_dir, words, gpus, self._say))
+            words = arguments(prepared, bootstrap, sharing=0 if gpus else count)
+            await own.enter_async_context(drawing(count, self._run_dir, words, gpus, self._say))
             self._say(f"this machine draws too: {count} sampler{'' if count == 1 else 's'} (--samplers 0: only others)")
 
     async def _bound(self) -> BoundSet:

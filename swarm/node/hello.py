@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -22,6 +22,7 @@ from swarm.net.client import (
     other_protocol,
 )
 from swarm.net.signing import PublicKeyField, SigningKey, swarm_id_of, unseal
+from swarm.settings import Evaluation, LeadConfig, Learn, ModelSection, TaskSection
 from swarm.types import MAX_ABOUT, Count, Seconds, SwarmId, quoted
 from swarm.wire import PROTOCOL, Message, decode, encode
 
@@ -61,6 +62,15 @@ def card_of(model: str, task: str, *, weights_bytes: int = 0, sample_tokens: int
         sample_tokens=sample_tokens,
         about=about[:MAX_ABOUT],
     )
+
+
+def what_is_learned(config: LeadConfig) -> dict[str, Any]:
+    """Return the settings of a run that say nothing of its machine; of paths only the last part."""
+    own = {name for section in (ModelSection, TaskSection, Learn, Evaluation) for name in section.model_fields}
+    card = card_of(config.model, config.task)
+    rewards = {_without_directory(name): weight for name, weight in config.rewards.items()}
+    known = {name: value for name, value in config.model_dump(mode="json").items() if name in own}
+    return known | {"model": card.model, "task": card.task, "rewards": rewards}
 
 
 def _without_directory(name: str) -> str:

@@ -28,6 +28,7 @@ from swarm.extras import how_to_have
 from swarm.types import NodeId
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
+FINISH_S = 60.0  # For wandb to send what it has not sent yet
 EVENTS_WAITING, FLUSH_S = 10_000, 1.0  # Of TensorBoard's writer: its queue holds an hour of a fast run
 NO_FIGURES = frozenset({"step", "time", "version", "newest_version", "kind", "prompts", "samples", "unaudited"})
 
@@ -87,7 +88,10 @@ class WandbRun:
                 id=known.read_text(),
                 resume="allow",
                 config=dict(settings),
-                settings=wandb.Settings(silent=True),
+                # What is printed holds the page's token, and the rest of this says where it runs.
+                settings=wandb.Settings(
+                    silent=True, console="off", x_disable_meta=True, disable_git=True, finish_timeout=FINISH_S
+                ),
             )
         except (wandb.errors.Error, OSError) as error:
             raise UserError(f"--wandb: {' '.join(str(error).split())}; WANDB_MODE=offline sends nothing") from error
@@ -184,15 +188,21 @@ class RunLog:
 
     def close(self) -> None:
         """Close all files. This blocks."""
-        for shown in (self._board, self._wandb):
-            if shown is not None:
-                shown.close()
+        if self._board is not None:
+            self._board.close()
+        if self._wandb is not None:
+            with suppress(Exception):  # The client's: what it keeps is in its own directory
+                self._wandb.close()
         self._metrics.close()
         self._events.close()
 
     def _show(self, line: Line) -> None:
         if self._wandb is not None:
-            self._wandb.add(line)
+            try:
+                self._wandb.add(line)
+            except Exception as error:  # noqa: BLE001 - the client's: the run goes on without it
+                self._wandb = None
+                self.event("wandb_failed", reason=str(error))
         if self._board is not None:
             try:
                 self._board.add(line)

@@ -20,6 +20,9 @@ MIN_COMPUTE = (8, 0)  # From this compute capability on a GPU has bf16; an older
 NVIDIA_SMI_S = 15.0  # An unused driver takes seconds to wake up, some for each GPU
 NO_GPU = "no GPU that vLLM supports was found"
 MLX = ((0, 32, 2), (0, 33))  # The lowest supported version of mlx-lm, and the first unsupported one
+GPU_LINE = re.compile(r"\s*(\d+), (\S+), (.+), (\d+)\.(\d+)\s*")
+"""Of nvidia-smi: number, UUID, name and compute capability, for which a driver too old to know it says [N/A]."""
+
 MLX_BUILD = how_to_have("mlx")
 GPU_BUILD = f"{how_to_have('vllm')}; or bin/setup --engine vllm"
 
@@ -111,7 +114,7 @@ def find_gpu() -> Gpu | str:
 
 
 def find_gpus() -> dict[str, Gpu] | str:
-    """Return the GPUs that this process may use by number, or why there is none, as `find_gpu`."""
+    """Return the GPUs that this process may use by number, in CUDA's order, or why there is none, as `find_gpu`."""
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,compute_cap", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, timeout=NVIDIA_SMI_S, check=True)
@@ -123,17 +126,12 @@ def find_gpus() -> dict[str, Gpu] | str:
         return f"nvidia-smi did not answer within {NVIDIA_SMI_S:.0f} s"
     except (subprocess.CalledProcessError, OSError):
         return NO_GPU
+    rows = filter(None, map(GPU_LINE.fullmatch, done.stdout.decode(errors="replace").splitlines()))
+    found = {row[1]: (row[2], Gpu(name=row[3], compute=(int(row[4]), int(row[5])))) for row in rows}
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    lines = done.stdout.decode(errors="replace").splitlines()
-    return {line.partition(",")[0]: gpu for line in lines if (gpu := _read(line, named)) is not None}
-
-
-def _read(line: str, named: str | None) -> Gpu | None:
-    """Return the GPU in a line of nvidia-smi, or None if CUDA_VISIBLE_DEVICES (`named`: numbers or beginnings of UUIDs)
-    hides it, which nvidia-smi ignores. A driver too old to know compute capabilities says [N/A]."""
-    row = re.fullmatch(r"(\d+), (\S+), (.+), (\d+)\.(\d+)", line.strip())
-    if row is None:
-        return None
-    index, uuid, name, major, minor = row.groups()
-    shown = named is None or any(one == index or (one and uuid.startswith(one)) for one in re.split("[, ]+", named))
-    return Gpu(name=name, compute=(int(major), int(minor))) if shown else None
+    if named is None:
+        return {number: gpu for number, (_, gpu) in found.items()}
+    # nvidia-smi ignores this variable, which may name numbers or the beginnings of UUIDs, in the order of CUDA.
+    wanted = filter(None, re.split("[, ]+", named))
+    matching = ((at, gpu) for one in wanted for at, (uuid, gpu) in found.items() if one == at or uuid.startswith(one))
+    return dict(matching)

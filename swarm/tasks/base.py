@@ -87,6 +87,10 @@ class Task(Protocol):
         """The reward of a completion, from its text alone."""
         ...
 
+    def ready(self) -> None:
+        """Load what scoring needs, which may take long. A reward process calls it before the first score."""
+        return
+
     def environment(self) -> Environment:
         """A new environment for one episode at a time. Making it may take long, or start a process."""
         raise TypeError(f"{self.name} has no environment: its completions are scored")

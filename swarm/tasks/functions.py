@@ -43,8 +43,11 @@ class RewardFunction:
         if not callable(found):
             raise UserError(f"the reward {name}: {path} has no function {function}")
         self._call: Callable[..., Any] = found
-        self._parameters = inspect.signature(self._call).parameters.values()
-        named = {one.name for one in self._parameters}
+        parameters = inspect.signature(self._call).parameters.values()
+        self._takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        own = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+        self._needed = {one.name for one in own if one.default is one.empty}
+        named = self._named = {one.name for one in own}
         self.is_batch = "completions" in named
         if not self.is_batch and "completion" not in named:
             raise UserError(f"the reward {name} takes {', '.join(sorted(named)) or 'nothing'}: write it as {FORMS}")
@@ -54,7 +57,7 @@ class RewardFunction:
         """Return the reward of one completion; None, which TRL allows, if the function has none for it. `columns` are
         those of the question and of the answer."""
         row = json.loads(prompt.row) if prompt.row else {}
-        asked = row.pop(columns[0], prompt.text)
+        asked = row.get(columns[0], prompt.text)
         known = {
             "answer": prompt.answer,
             **row,
@@ -75,14 +78,9 @@ class RewardFunction:
 
     def _taken(self, known: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the function names. UserError if it needs what there is not."""
-        if any(one.kind is one.VAR_KEYWORD for one in self._parameters):
-            wanted = set(known)
-        else:
-            wanted = {one.name for one in self._parameters}
-        needed = {one.name for one in self._parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD}
-        if missing := sorted(needed - known.keys()):
+        if missing := sorted(self._needed - known.keys()):
             raise UserError(f"{self._name} asks for {', '.join(missing)}; there is {', '.join(sorted(known))}")
-        return {name: value for name, value in known.items() if name in wanted}
+        return {name: value for name, value in known.items() if self._takes_all or name in self._named}
 
 
 def _module(path: Path, name: str) -> Any:

@@ -36,7 +36,7 @@ _NAME = re.compile(r"(?P<path>.+?)(?::(?P<config>[\w.+-]+))?(?:@(?P<split>[\w.]+
 
 def hub_task(options: TaskOptions, name: str) -> Task:
     """The task of the data set `name`, which is not fetched before its first question is asked for."""
-    if find_spec("datasets") is None:
+    if not _is_text(Path(name)) and find_spec("datasets") is None:
         raise UserError(f"the task {options.name} needs a package that is not installed: {EXTRA}")
     if (match := _NAME.match(name)) is None:
         raise UserError(f"{options.name} names no data set: write hf:DATASET, hf:DATASET:CONFIG or hf:DATASET@SPLIT")
@@ -86,8 +86,8 @@ def fetch(
 ) -> None:
     """Write the rows to train on, from `split` or else the train split, and the rows to hold out if there is a test or
     validation split. Write all columns if `others` are wanted. UserError in one line."""
-    if Path(path).is_file() and (read := TEXTS.get(Path(path).suffix)) is not None:
-        _write(read(Path(path)), columns, Path(directory, TRAIN), others)
+    if _is_text(Path(path)):
+        _write(TEXTS[Path(path).suffix](Path(path), columns), columns, Path(directory, TRAIN), others)
         return
     splits = _load(path, config)
     name = split or ("train" if "train" in splits else next(iter(splits)))
@@ -126,7 +126,8 @@ def _rows(rows: Any, columns: Sequence[str], others: bool) -> Iterator[dict[str,
         raise UserError(f"it has {len(rows):,} rows; a task may have at most {MAX_QUESTIONS:,}")
     _check_columns(rows.column_names, columns)
     kept = rows if others else rows.select_columns([column for column in columns if column != "id"])
-    names = {column: kind.int2str for column, kind in kept.features.items() if hasattr(kind, "int2str")}
+    kinds = {column: kept.features[column] for column in columns if column in kept.features}
+    names = {column: kind.int2str for column, kind in kinds.items() if hasattr(kind, "int2str")}
     for column in names:
         print(f"{column!r} holds numbers of classes: the answer is the name of a class")
     for row in kept:
@@ -139,7 +140,7 @@ def _check_columns(has: Iterable[str], columns: Sequence[str]) -> None:
             raise UserError(f"it has no column {column!r}, only {', '.join(has)}: name them with columns")
 
 
-def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _csv_rows(path: Path, _: Sequence[str]) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(4 << 20)  # Characters of one value
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file, strict=True)
@@ -152,14 +153,22 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield dict(zip(columns, values, strict=True))
 
 
-def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _json_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows, with fractions as they are written in these columns alone."""
     try:
-        found = as_written(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        found, plain = as_written(text), json.loads(text)
     except json.JSONDecodeError:
-        found = [as_written(line.decode()) for _, line in read_lines(path) if line.strip()]
+        lines = [line.decode() for _, line in read_lines(path) if line.strip()]
+        found, plain = [as_written(line) for line in lines], [json.loads(line) for line in lines]
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise UserError('it is not a list of rows, such as [{"prompt": "2+2=", "answer": "4"}]')
-    yield from found
+    for row, others in zip(found, plain, strict=True):
+        yield others | {column: row[column] for column in columns if column in row}
+
+
+def _is_text(path: Path) -> bool:
+    return path.suffix in TEXTS and path.is_file()
 
 
 TEXTS: Any = {".csv": _csv_rows, ".json": _json_rows, ".jsonl": _json_rows}

@@ -82,9 +82,12 @@ class QuestionTask(Task):
         is_lenient = options.lenient
         return weighted_score(self._weights, completion, prompt.answer, options.stop, is_lenient=is_lenient, own=own)
 
+    def ready(self) -> None:
+        assert self._functions is not None
+
     @cached_property
     def _functions(self) -> dict[str, RewardFunction]:
-        """Loaded at the first score, so only in reward processes."""
+        """The user's, which are loaded in reward processes alone."""
         return {name: RewardFunction(name) for name in self._weights if is_function(name)}
 
     @cached_property

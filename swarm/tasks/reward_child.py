@@ -214,6 +214,7 @@ class Rewards:
         self._episodes: Episodes | None = None
         try:
             self._task = load_task(begin.task)
+            self._task.ready()
             self._tokenizer = Tokenizer.from_file(begin.tokenizer) if begin.tokenizer else None
             if begin.began and self._tokenizer and self._task.player is not None:
                 self._episodes = Episodes(begin, begin.began, self._task, self._tokenizer)

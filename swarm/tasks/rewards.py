@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 from swarm.errors import UserError
 from swarm.extras import how_to_have
 from swarm.tasks.functions import check_function, is_function
-from swarm.types import Score
+from swarm.types import PART_NAME_LENGTH, Score
 
 EXTRA = how_to_have("tasks")
 MAX_DIGITS = 200  # In one number; Python itself refuses a few thousand
@@ -354,6 +354,8 @@ def checked_weights(weights: Mapping[str, float], *, is_lenient: bool = False) -
         elif name not in REWARDS:
             known = ", ".join(REWARDS)
             raise UserError(f"there is no reward {name!r}; known rewards: {known}, or FILE.py:FUNCTION of your own")
+    if len({_shown(name) for name in weights}) < len(weights):
+        raise UserError(f"two rewards have one name in the figures: {', '.join(weights)}; call one file otherwise")
     if "math" in weights and find_spec("math_verify") is None:
         raise UserError(f"the reward math needs a package that is not installed: {EXTRA}")
     chosen = dict(weights) or {"exact": 1.0}
@@ -390,5 +392,10 @@ def weighted_score(
     return Score(
         reward=sum(weights[name] * value for name, value in given.items()),
         exact=max(right) >= 1.0,
-        parts={name.rpartition("/")[2]: value for name, value in given.items()},
+        parts={_shown(name): value for name, value in given.items()},
     )
+
+
+def _shown(name: str) -> str:
+    """The name of a reward in the figures: of a path only the end."""
+    return name.rpartition("/")[2][-PART_NAME_LENGTH:]

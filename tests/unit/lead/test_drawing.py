@@ -66,9 +66,10 @@ def test_samplers_take_the_gpus_that_the_trainer_leaves_alone(
 
 def test_on_the_trainers_gpu_it_is_given_what_a_step_leaves() -> None:
     shared = _prepared("cuda:0", 8 * GIB, 32 * GIB)
-    assert arguments(shared, "echo1:x", has_own_gpu=False)[-2:] == ["--gpu-memory-share", "0.25"]
-    for prepared, has_own_gpu in ((shared, True), (_prepared("cpu", 8 * GIB), False)):
-        assert "--gpu-memory-share" not in arguments(prepared, "echo1:x", has_own_gpu=has_own_gpu)
+    assert arguments(shared, "echo1:x", sharing=1)[-2:] == ["--gpu-memory-share", "0.25"]
+    assert arguments(shared, "echo1:x", sharing=2)[-1] == "0.12"
+    for prepared, sharing in ((shared, 0), (_prepared("cpu", 8 * GIB), 1)):
+        assert "--gpu-memory-share" not in arguments(prepared, "echo1:x", sharing=sharing)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.sampler import choice
-from swarm.sampler.choice import NO_GPU, ChosenEngine, choose_engine
+from swarm.sampler.choice import NO_GPU, ChosenEngine, choose_engine, find_gpus
 
 OTHERS = {"torch": "2.13.0", "transformers": "5.19.0"}
 SUPPORTED = {"vllm": "0.32.0", **OTHERS}
@@ -111,6 +111,18 @@ def test_a_gpu_that_the_process_may_not_use_does_not_count(
     machine.has(SUPPORTED, H200)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert choose_engine("auto").kind == kind
+
+
+@pytest.mark.parametrize(("visible", "order"), [(None, ["0", "1"]), ("1,0", ["1", "0"]), ("GPU-3c", ["1"]), ("7", [])])
+def test_gpus_come_in_the_order_in_which_cuda_counts_them(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None, order: list[str]
+) -> None:
+    machine.has(SUPPORTED, H200, PASCAL)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = find_gpus()
+    assert isinstance(found, dict)
+    assert list(found) == order
 
 
 @pytest.mark.parametrize("script", ["exit 9\n", "echo failed\n", "echo 0, GPU-1, Tesla, [N/A]\n", "printf '\\377'\n"])

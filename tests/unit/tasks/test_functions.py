@@ -12,7 +12,8 @@ from swarm.errors import UserError
 from swarm.lead.check import check_rewards, reward_pool
 from swarm.settings import LeadConfig
 from swarm.settings_file import load_config
-from swarm.tasks import load_task, questions, task_options
+from swarm.tasks import hub, load_task, questions, task_options
+from swarm.tasks.questions import QuestionTask
 from swarm.types import Score
 
 JUDGE = """
@@ -34,6 +35,9 @@ def trl_of_chats(prompts, completions, **columns):
 
 async def slow(completions, **columns):
     return [None]
+
+def of_its_own_column(question, completions, *args, **columns):
+    return [float(question == ["What is 1 + 1?"])]
 
 def wrong(x, y):
     return 0
@@ -89,6 +93,34 @@ def test_a_data_set_of_another_format_has_its_other_columns_too(monkeypatch: pyt
     assert kept.row == ""  # Nobody would read it
 
 
+def test_columns_have_their_own_names_and_numbers_are_numbers_in_every_format() -> None:
+    Path("rows.json").write_text(json.dumps([{"question": ASKED, "answer": 2, "difficulty": 0.5}] * 2))
+    for task, reward in (("rows.json", "judge.py:of_its_own_column"), ("rows.json", "judge.py:of_column")):
+        flags = {"model": "m", "task": task, "rewards": [reward], "columns": ("question", "answer")}
+        made = load_task(task_options(load_config(LeadConfig, None, flags)))
+        assert isinstance(made, QuestionTask)
+        assert made.score(made._questions.train[0], "2").reward == (0.5 if "of_column" in reward else 1)
+
+
+def test_text_formats_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "find_spec", lambda name: None)
+    assert load_task(task_options(_config("exact", task="rows.csv"))).name == "hf:rows.csv"
+    with pytest.raises(UserError, match="needs a package that is not installed"):
+        load_task(task_options(_config("exact", task="hf:rows.parquet")))
+
+
+def test_two_functions_that_would_have_one_name_in_the_figures_are_refused() -> None:
+    Path("other").mkdir()
+    Path("other/judge.py").write_text(JUDGE)
+    with pytest.raises(UserError, match="two rewards have one name"):
+        load_task(task_options(_config("judge.py:trl", "other/judge.py:trl")))
+
+
+def test_a_file_may_take_longer_to_load_than_an_answer_may_take() -> None:
+    Path("slow.py").write_text("import time; time.sleep(2.5)\ndef score(completion): return 1")
+    assert _checked("slow.py:score", reward_timeout_s=1.5).startswith("slow.py:score: 1 for '2'")
+
+
 def test_functions_add_up_with_other_rewards_and_one_of_one_or_more_is_right() -> None:
     assert _earned("2", "judge.py:plain") == Score(reward=1, exact=True, parts={"judge.py:plain": 1})
     assert not _earned("2", "judge.py:of_column").exact
@@ -120,13 +152,14 @@ def test_one_that_cannot_judge_is_refused_in_a_line(reward: str, words: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def _checked(reward: str) -> str:
+def _checked(reward: str, **settings: float) -> str:
     """What is said of it, from a real reward process."""
-    config = _config(reward)
+    config = _config(reward).model_copy(update=settings)
 
     async def check() -> str:
         pool = reward_pool(config, processes=1)
         try:
+            await pool.start()
             return await check_rewards(pool, config, load_task(task_options(config)).held_out(1)[0])
         finally:
             await pool.close()
