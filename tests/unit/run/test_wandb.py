@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from swarm.settings import LeadConfig
 
 
 def _live(run_dir: Path, step: int) -> None:
-    own = {"task": "jsonl:/secret/q.jsonl", "rewards": {"/secret/judge.py:score": 1.0}}
+    own: dict[str, Any] = {"task": "jsonl:/secret/q.jsonl", "rewards": {"/secret/judge.py:score": 1.0}}
     log = RunLog(run_dir, wandb=what_is_learned(LeadConfig(**own, state_dir=Path("/secret"), learning_rate=0.125)))
     print("page http://127.0.0.1:1/?token=hidden")
     log.event("evaluated", version=step - 1, exact_match=0.5)
