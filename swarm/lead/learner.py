@@ -362,6 +362,7 @@ class LearnerNode:
             return await self._take_steps(steps)
 
     async def _take_steps(self, steps: Steps) -> bool:
+        """Take all steps and measure the last version, as `run` says."""
         if (self._run_dir / PAUSE).exists():
             self._say("paused by its owner, as before: `echo-node set paused=false` goes on")
             steps.pause(True)

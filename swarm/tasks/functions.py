@@ -30,7 +30,7 @@ def is_function(name: str) -> bool:
 def check_function(name: str) -> None:
     """Raise UserError if there is no such file. Its code runs in the reward processes alone."""
     if not (path := Path(name.rpartition(":")[0])).is_file():
-        raise UserError(f"the reward {name} needs {path}, which is not here: write FILE.py:FUNCTION")
+        raise UserError(f"the reward {name} needs {path}, which is not in {Path.cwd()}: write FILE.py:FUNCTION")
 
 
 class RewardFunction:

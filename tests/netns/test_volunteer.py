@@ -104,7 +104,7 @@ def wiretap(host: Host) -> Iterator[list[bytes]]:
 
 def documented(host: str) -> list[str]:
     """The one line of docs/volunteer.md, without its first word."""
-    (line,) = re.findall(r"^ {4}bin/echo-node (join --role sampler .*)$", DOCUMENT.read_text(), re.MULTILINE)
+    (line,) = re.findall(r"^ {4}echo-node (join --role sampler .*)$", DOCUMENT.read_text(), re.MULTILINE)
     return str(line).replace("HOST", host).split()
 
 

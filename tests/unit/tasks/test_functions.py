@@ -142,7 +142,7 @@ def test_a_function_judges_three_answers_before_anything_starts() -> None:
         ("judge.py:raises", "for the answer '' to q-.*: it raised ZeroDivisionError"),
         ("judge.py:missing", "judge.py has no function missing"),
         ("broken.py:score", "broken.py raised SyntaxError"),
-        ("nowhere.py:score", "needs nowhere.py, which is not here"),
+        ("nowhere.py:score", "needs nowhere.py, which is not in /"),
     ],
 )
 def test_one_that_cannot_judge_is_refused_in_a_line(reward: str, words: str) -> None:
