@@ -182,6 +182,27 @@ def test_a_run_is_read_without_torch(light: Light, swarm: Swarm) -> None:
     assert first["prompt"]
 
 
+@pytest.mark.long
+def test_pipx_and_uvx_take_the_wheel(tmp_path: Path) -> None:
+    light = Light(tmp_path)
+    light._pip("--python", str(light.bin / "python"), "install", "pipx", "uv")
+    own = {
+        "PIPX_HOME": str(tmp_path / "pipx"),
+        "PIPX_BIN_DIR": str(tmp_path / "bin"),
+        "UV_CACHE_DIR": str(tmp_path / "uv"),
+    }
+    for words in (
+        (str(light.bin / "pipx"), "install", "--quiet", str(light.wheel)),
+        (str(tmp_path / "bin" / "echo-node"), "--version"),
+        (str(light.bin / "uvx"), "--quiet", "--from", str(light.wheel), "echo-node", "--version"),
+    ):
+        done = subprocess.run(
+            words, env=light.environment | own, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "--version" not in words or done.stdout.startswith("echo-node ")
+
+
 def relays(light: Light, directory: Path) -> None:
     """A relay of that environment takes the weights of a learner that trains, in the memory of a small machine."""
     with swarm_in(directory) as swarm:
