@@ -11,26 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
-from swarm.cli.options import Json
-from swarm.errors import UserError
+from swarm.cli.options import Json, Rewards
 from swarm.extras import require
 
 
 def evaluate(
     task: Annotated[str | None, typer.Argument(help="As lead takes it. Default: the run's.")] = None,
     model: Annotated[str | None, typer.Option(help="Directory, Hugging Face id, tiny, or a run's directory.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="Of a run: its best checkpoint, not the newest.")] = False,
     prompts: Annotated[int | None, typer.Option(min=1, max=10_000, help="Held-out prompts. Default: 100.")] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Answers to each: 1 is the likeliest, k gives pass@k.")
     ] = None,
-    rewards: Annotated[
-        list[str] | None, typer.Option("--reward", "--rewards", help="NAME=WEIGHT, as lead takes them.")
-    ] = None,
-    system_prompt: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
+    rewards: Rewards = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer. Default: the task's.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="For several answers to each. Default: 1.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     engine: Annotated[str, typer.Option(help="auto, transformers, vllm or mlx.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of lead's settings.")] = None,
@@ -42,15 +35,12 @@ def evaluate(
     from swarm.settings import JoinConfig, LeadConfig
     from swarm.settings_file import load_config
 
-    flags: dict[str, Any] = {"task": task, "system_prompt": system_prompt, "rewards": rewards or None, "seed": seed}
-    flags |= {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    flags: dict[str, Any] = {"task": task, "rewards": rewards or None, "max_new_tokens": max_new_tokens}
     flags |= {"eval_prompts": prompts, "eval_samples": samples}
     run_dir = Path(model) if model is not None and (Path(model) / "checkpoints").is_dir() else None
     before: dict[str, Any] = {}
     if run_dir is not None:
         before, of_run = recorded_config(run_dir)
-    elif best:
-        raise UserError("--best chooses a checkpoint of a run: name the run with --model")
     settings = load_config(LeadConfig, config, flags | ({} if run_dir else {"model": model}), before=before)
     asked = load_config(JoinConfig, None, {"bootstrap": "127.0.0.1", "engine": engine, "device": device})
     require("sampler", "eval")
@@ -62,7 +52,7 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="echo-node-") as made:
         whole = Path(made, "model")
         if run_dir is not None:
-            step = export_model(run_dir, whole, None, best=best, merge=merging(run_dir, of_run))
+            step = export_model(run_dir, whole, None, merge=merging(run_dir, of_run))
             typer.echo(f"the model of step {step} of {run_dir}", err=True)
             settings = settings.model_copy(update={"model": str(whole), "adapter": None})
         loaded = partial(shutil.rmtree, whole, ignore_errors=True)

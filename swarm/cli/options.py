@@ -20,6 +20,8 @@ KINDS = {int: "<int>", float: "<number>", Path: "<path>"}
 
 OTHER = "Options"  # Heading of options in no section
 
+REWARDS_HELP = "NAME=WEIGHT, as lead takes them."
+Rewards = Annotated[list[str] | None, typer.Option("--reward", "--rewards", help=REWARDS_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
 

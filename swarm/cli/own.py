@@ -4,21 +4,17 @@ logs."""
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import time
-from functools import reduce
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from swarm.cli.options import Json
 from swarm.errors import UserError
 from swarm.types import printable
-
-if TYPE_CHECKING:
-    from swarm.join.given import Gift
 
 LOOK_S = 0.5  # Between two looks at a log that is followed
 StateDir = Annotated[
@@ -46,31 +42,27 @@ def leave(state_dir: StateDir = None) -> None:
     typer.echo(ask_own("leave", state_dir))
 
 
-def me(state_dir: StateDir = None, as_json: Json = False) -> None:
+def me(state_dir: StateDir = None) -> None:
     """Show what this machine has given, by swarm and in all. Only this machine keeps it."""
-    from msgspec.structs import asdict
-
-    from swarm.join.given import FILE, Gift, read_given, together
+    from swarm.join.given import FILE, read_given, together
     from swarm.node.identity import default_states
 
     files = [state_dir / FILE] if state_dir is not None else sorted(default_states().glob(f"*/{FILE}"))
-    found = together(map(read_given, files))
-    if as_json:
-        typer.echo(json.dumps({swarm: asdict(gift) for swarm, gift in found.items()}))
-        return
-    if not found:
+    if not (found := together(map(read_given, files))):
         raise UserError(f"no node has given anything from {state_dir or default_states()} yet: `join` begins")
-    for gift in found.values():
-        typer.echo(f"{printable(gift.what)}\n  {_in_words(gift)}")
-    if len(found) > 1:
-        total = reduce(Gift.and_more, found.values())
-        typer.echo(f"in all\n  {_in_words(total)}")
+    rows = list(found.values())
+    if len(rows) > 1:
+        rows.append(("in all", dict(sum((Counter(counts) for _, counts in rows), Counter()))))
+    for what, counts in rows:
+        typer.echo(f"{printable(what)}\n  {_in_words(counts)}")
 
 
-def _in_words(gift: Gift) -> str:
-    passed = f"{gift.passed_bytes / 1e9:,.2f} GB of weights passed on" if gift.passed_bytes else ""
-    drawn = f"{gift.rollouts:,} rollouts with {gift.tokens:,} tokens" if gift.rollouts else ""
-    return ", ".join(part for part in (f"{gift.seconds / 3600:,.1f} hours", drawn, passed) if part)
+def _in_words(counts: Mapping[str, float]) -> str:
+    hours, drawn, passed = (counts.get(name, 0) for name in ("seconds", "rollouts", "passed_bytes"))
+    words = [f"{hours / 3600:,.1f} hours"]
+    words += [f"{drawn:,.0f} rollouts with {counts.get('tokens', 0):,.0f} tokens"] if drawn else []
+    words += [f"{passed / 1e9:,.2f} GB of weights passed on"] if passed else []
+    return ", ".join(words)
 
 
 def limits(

@@ -69,13 +69,13 @@ Examples:
   echo-node lead --config examples/questions.toml
   echo-node lead --resume runs/copy-20260101-120000
 """
-JOIN_EXAMPLES = """\b
+JOIN_EXAMPLES = f"""\b
 Examples, with the line that `lead` prints:
   echo-node join --bootstrap echo1:...
   echo-node join --bootstrap echo1:... --role relay
 Where it is not installed (NVIDIA: vllm, a Mac: mlx):
+  {installs()["anything else"]}
 """
-JOIN_EXAMPLES += f"  {installs()['anything else']}\n"
 SET_KEYS = "\n\n".join(f"{key}: {dial.help}" for key, dial in DIALS.items())
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; options override it.")]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarm.cli.options import Rewards
 from swarm.errors import UserError
 from swarm.types import Score, printable
 
@@ -54,9 +55,7 @@ def try_task(
     model: Annotated[
         str | None, typer.Option(help="Directory or cached Hugging Face id: show what this model would read.")
     ] = None,
-    rewards: Annotated[
-        list[str] | None, typer.Option("--reward", "--rewards", help="NAME=WEIGHT, as lead takes them.")
-    ] = None,
+    rewards: Rewards = None,
     system_prompt: Annotated[str | None, typer.Option(help="What a chat begins with.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of the run.")] = None,

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 from aiohttp import web
 
 from swarm.aio import unless_stopped
@@ -25,7 +24,7 @@ from swarm.broadcast.store.base_model import BaseModel, find_base
 from swarm.broadcast.store.disk import DiskFull, free_bytes, set_most_bytes
 from swarm.broadcast.store.place import Wanted, forget_place, place_of_map
 from swarm.errors import InUseElsewhere, UserError, first_fault
-from swarm.join.given import FILE, KEEP_S, Gift, Given
+from swarm.join.given import FILE, KEEP_S, Given
 from swarm.join.logs import SaidLog
 from swarm.join.owner import BY_REJOINING, Holds
 from swarm.join.watch import Watch, give_way, watch_clocks
@@ -224,17 +223,13 @@ class JoiningNode(ABC):
             except asyncio.CancelledError:
                 is_over = True
             if self._card is not None:
-                status, passed = self._network.status(), self._network.station.upload.total_bytes
-                seconds = time.monotonic() - began
-                gift = msgspec.structs.replace(
-                    self.given(), what=purpose(self._card), passed_bytes=passed, seconds=seconds
-                )
+                own = {"passed_bytes": self._network.station.upload.total_bytes, "seconds": time.monotonic() - began}
                 with suppress(OSError):  # A full disk: the next write has it too
-                    given.keep(str(status["swarm"]), gift)
+                    given.keep(str(self._network.status()["swarm"]), purpose(self._card), own | self.drawn())
 
-    def given(self) -> Gift:
-        """Return what this process has given so far; a relay gives only its line."""
-        return Gift()
+    def drawn(self) -> dict[str, float]:
+        """Return the counts of what a sampler has drawn in this process."""
+        return {}
 
     def _say_uncontrolled(self, error: OSError) -> None:
         self._say(f"pause, resume, finish and status do not reach this node: no socket in {self._directory} ({error})")

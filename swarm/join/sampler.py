@@ -14,7 +14,6 @@ from swarm.aio import unless_stopped
 from swarm.broadcast.receiver.receiver import Receiver
 from swarm.confine import has_gpu
 from swarm.errors import ChildFailed, EchoError, InUseElsewhere, ProtocolError, UserError, first_fault
-from swarm.join.given import Gift
 from swarm.join.joining import JoiningNode
 from swarm.join.link import LearnerLink, SwarmChanged
 from swarm.node.bootstrap import Greeting
@@ -80,8 +79,8 @@ class SamplerNode(JoiningNode):
         kept = "samples that were drawn and not handed in are kept for the next start of this node"
         return self._log.keep(f"left at once; {kept}")
 
-    def given(self) -> Gift:
-        return Gift(rollouts=self._status.verdicts["accepted"], tokens=self._status.accepted_tokens)
+    def drawn(self) -> dict[str, float]:
+        return {"rollouts": self._status.verdicts["accepted"], "tokens": self._status.accepted_tokens}
 
     def _totals(self) -> str:
         """Return what this process has contributed, and what became of the rest."""

@@ -27,7 +27,6 @@ def freeze(name: str, seed: int, directory: Path) -> None:
     frozen = Frozen(
         layout=layout,
         tensor_sums=tuple(tensor_sum(weights[span.at]) for span in tensor_spans(layout)),
-        vocab_size=model.config.get_text_config().vocab_size,
         context_tokens=context_tokens_of(model),
         stop_token_ids=stop_token_ids_of(model, tokenizer),
     )

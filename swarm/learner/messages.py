@@ -99,7 +99,6 @@ class Frozen(msgspec.Struct, frozen=True):
 
     layout: Layout
     tensor_sums: tuple[int, ...]
-    vocab_size: int
     context_tokens: int
     stop_token_ids: tuple[int, ...]
 

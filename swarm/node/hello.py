@@ -5,16 +5,15 @@ The card says what the run is about. Its learner signs it, and every node passes
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 
 from swarm.errors import ProtocolError
+from swarm.files import without_directories
 from swarm.gossip.records import RECORD_BYTES, SignedRecord, open_record
 from swarm.net.client import (
     HttpPeer,
@@ -53,11 +52,9 @@ def sign_card(card: Card, key: SigningKey) -> bytes:
 
 def card_of(model: str, task: str, *, weights_bytes: int = 0, sample_tokens: int = 0, about: str = "") -> Card:
     """Return what is told of a run: of paths on this machine only the last part."""
-    kind, colon, rest = task.partition(":")
-    told = f"{kind}{colon}{_without_directory(rest)}"
     return Card(
-        model=_without_directory(model)[:64],
-        task=told[:64],
+        model=without_directories(model)[:64],
+        task=without_directories(task)[:64],
         weights_bytes=weights_bytes,
         sample_tokens=sample_tokens,
         about=about[:MAX_ABOUT],
@@ -67,16 +64,10 @@ def card_of(model: str, task: str, *, weights_bytes: int = 0, sample_tokens: int
 def what_is_learned(config: LeadConfig) -> dict[str, Any]:
     """Return the settings of a run that say nothing of its machine; of paths only the last part."""
     own = {name for section in (ModelSection, TaskSection, Learn, Evaluation) for name in section.model_fields}
-    card = card_of(config.model, config.task)
-    rewards = {_without_directory(name): weight for name, weight in config.rewards.items()}
+    named = {"model": without_directories(config.model), "task": without_directories(config.task)}
+    rewards = {without_directories(name): weight for name, weight in config.rewards.items()}
     known = {name: value for name, value in config.model_dump(mode="json").items() if name in own}
-    return known | {"model": card.model, "task": card.task, "rewards": rewards}
-
-
-def _without_directory(name: str) -> str:
-    # Unlike Path.exists it bears names that no file can have.
-    is_path = name.startswith(("/", ".", "~")) or os.path.exists(name)
-    return Path(name).name if is_path else name
+    return known | named | {"rewards": rewards}
 
 
 def open_card(sealed: bytes, learner_key: bytes) -> Card | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from swarm.learner.checkpoint.files import HERE, is_hub_name
+from swarm.files import without_directories
+from swarm.learner.checkpoint.files import is_hub_name
 from swarm.report.figures import Figures
 from swarm.run.directory import ORIGIN
 from swarm.settings import CHANGEABLE, LeadConfig
@@ -16,9 +16,6 @@ from swarm.settings_file import as_toml
 ALWAYS = ("model", "task", "seed")  # Settings that are shown at their defaults too
 DECIDE = ("max_staleness", "publish_every_steps", "steps", "target")
 """Settings that the weights depend on although they may change when a run is resumed."""
-
-DIALLED = ("learning_rate", "max_staleness", "publish_every_steps")
-"""What `echo-node set` may change of these."""
 
 USE = """tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
 model = AutoModelForCausalLM.from_pretrained("DIRECTORY", dtype="auto")"""
@@ -43,7 +40,7 @@ def model_card(found: Figures, step: int, *, alone: bool = False) -> str:
         *([f"base_model: {json.dumps(base)}"] if is_hub_name(base) else []),
         "tags:\n- reinforcement-learning\n- grpo\n- echo-node",
         "---",
-        f"# {_shown(base)} after reinforcement learning on {_shown(task)}",
+        f"# {without_directories(base)} after reinforcement learning on {without_directories(task)}",
         "",
         "Post-trained with echo-node: one learner and samplers over a network. The weights are bf16."
         + (" This is an adapter (LoRA), to be loaded beside its base." if alone else ""),
@@ -57,7 +54,7 @@ def model_card(found: Figures, step: int, *, alone: bool = False) -> str:
         *(["from peft import PeftModel"] if alone else []),
         f"from transformers import AutoModelForCausalLM, AutoTokenizer{', BitsAndBytesConfig' if four_bits else ''}",
         "",
-        USE_ADAPTER.replace("BASE", json.dumps(_shown(base)) + IN_NF4 * four_bits) if alone else USE,
+        USE_ADAPTER.replace("BASE", json.dumps(without_directories(base)) + IN_NF4 * four_bits) if alone else USE,
         "```",
         "",
         "## Made with",
@@ -74,8 +71,8 @@ def model_card(found: Figures, step: int, *, alone: bool = False) -> str:
 
 
 def _facts(found: Figures, base: str, task: str, step: int) -> Iterator[tuple[str, str]]:
-    yield "base model", _shown(base)
-    yield "task", _shown(task)
+    yield "base model", without_directories(base)
+    yield "task", without_directories(task)
     if about := str(found.config.get("about") or ""):
         yield "about", about.replace("|", "/")
     yield "trained for", f"{step} learner steps"
@@ -84,7 +81,7 @@ def _facts(found: Figures, base: str, task: str, step: int) -> Iterator[tuple[st
         yield "began with", f"{which} of another run, after {origin.get('step')} learner steps of that one"
     yield "objective", str(found.config.get("objective", "grpo"))
     changes = [f"{what} after step {at:.0f}" for at, what in found.marks(("set",)) if at < step]
-    if changes := [one for one in changes if one.startswith(DIALLED)]:
+    if changes := [one for one in changes if one.startswith((*DECIDE, "learning_rate"))]:
         yield "changed while it ran", "; ".join(changes)
     yield "staleness of the rollouts, at most", str(found.bound)
     for name, column in found.evaluated.items():
@@ -114,8 +111,8 @@ def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name == "model":
             value = _origin(config).get("model") or value
         if name == "rewards":
-            value = {_shown(reward): weight for reward, weight in value.items()}
-        yield name, _shown(value) if name in ("model", "task") else value
+            value = {without_directories(reward): weight for reward, weight in value.items()}
+        yield name, without_directories(value) if name in ("model", "task") else value
 
 
 def _libraries(found: Figures) -> Iterator[str]:
@@ -124,11 +121,3 @@ def _libraries(found: Figures) -> Iterator[str]:
         versions = [f"{name} {version}" for name, version in known.items()]
         yield ""
         yield f"Python {found.ran_on.get('python')}, {', '.join(versions)}; trained on {found.ran_on.get('device')}."
-
-
-def _shown(name: str) -> str:
-    """A model's or a task's name without the directories of this machine."""
-    if name.startswith(HERE):
-        return Path(name).name
-    kind, colon, rest = name.partition(":")
-    return f"{kind}{colon}{Path(rest).name}" if rest.startswith(HERE) else name

@@ -125,11 +125,16 @@ def test_a_sampler_of_the_learners_own_comes_back_when_it_was_killed(person: Per
     (own,) = _own_samplers(learner)
     own.kill()
     eventually(lambda: learner.says("the sampler of this machine ended"), learner, "it says so")
-    eventually(lambda: _own_samplers(learner) != [], learner, "there is another one")
+    events = person.directory / "kept" / "events.jsonl"
+    eventually(lambda: events.read_text().count('"sampler_joined"') == 2, learner, "another one draws")
     (own,) = _own_samplers(learner)
     learner.signal(signal.SIGTERM)
     learner.wait()
     eventually(lambda: not own.is_running(), learner, "its sampler ended with it")
+    # The learner answers until its own samplers have left.
+    last_words = (person.directory / "kept" / "logs" / "sampler-0.log").read_text()
+    assert "left the swarm" in last_words
+    assert "the learner could not be told" not in last_words
 
 
 def _own_samplers(learner: Node) -> list[psutil.Process]:

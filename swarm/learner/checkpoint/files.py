@@ -26,7 +26,7 @@ from blake3 import blake3
 
 from swarm.broadcast.store.disk import require_room
 from swarm.errors import UserError
-from swarm.files import sync_path
+from swarm.files import HERE, sync_path
 from swarm.learner.messages import AlarmState, ClaimState
 from swarm.settings import EMBEDDED
 
@@ -37,7 +37,6 @@ STATE = "trainer.json"
 TENSORS = "trainer.safetensors"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # As peft names them
 BEST = "best"  # Symbolic link in the run directory to the checkpoint nearest to the best evaluated version
-HERE = (".", "/", "~")  # A name that begins so is a path on this machine and not one on the hub
 STEP_NAME = re.compile(r"step-([0-9]{6,18})")  # Names sort as text up to a million steps; the code compares numbers
 MAX_JSON_BYTES = 1 << 20  # Of a file that is read; digests.json has 130 bytes for each file, trainer.json about 5,000
 BLOCK_BYTES = 1 << 20  # Read at once when a file is hashed; larger blocks were not faster
