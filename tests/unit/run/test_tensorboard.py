@@ -105,10 +105,10 @@ def test_a_disk_that_fails_is_an_event_and_the_metrics_go_on(
     if from_the_start:
         stuck(monkeypatch, fail)
     log = RunLog(tmp_path, tensorboard=True)
-    if log._board is not None:
+    if (board := log._board) is not None:
         stuck(monkeypatch, fail)
-        log.metrics(figures(1))
-        log._board._writer._async_writer._worker.join()
+        log.metrics(figures(1))  # May find the failure already
+        board._writer._async_writer._worker.join()
     log.event("checkpoint", step=1)
     log.metrics(figures(2))
     log.close()
