@@ -36,7 +36,7 @@ from swarm.net.client import PeerClient, plain_address
 from swarm.report.live import LiveView
 from swarm.report.samples import last_episode
 from swarm.rollout.journal.verify import Report
-from swarm.run.directory import ABILITY, LOGS, resumed_config
+from swarm.run.directory import LOGS, resumed_config
 from swarm.run.local import last_words, learner_url, printed, start_node, stop_nodes
 from swarm.sampler.choice import choose_engine, gpu_build
 from swarm.settings import TINY_WARM, DemoConfig, LeadConfig
@@ -159,8 +159,7 @@ class Demo:
             "load_average_before": load,
             "load_average_after": os.getloadavg(),
         }
-        ability = await self._compare() if self._options.real else {}
-        summary = self._finish(report, {**spent, **ability})
+        summary = self._finish(report, spent)
         await self._go_on_with_page()
         return summary
 
@@ -182,22 +181,6 @@ class Demo:
             loop.remove_reader(sys.stdin)
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
-
-    async def _compare(self) -> dict[str, Any]:
-        """Have the model before the run and after it read and answer the same, and show what they answer."""
-        to, module = self._run_dir / ABILITY, "swarm.learner.ability"
-        child = await start_node(self._logs / "ability.log", str(self._run_dir), str(to), module=module)
-        try:
-            await child.wait()
-        finally:
-            await stop_nodes([child])
-        if child.returncode:
-            self._say(f"what it answers before and after is not known: {self._log_tail('ability')}")
-            return {}
-        found: dict[str, Any] = json.loads(to.read_text())
-        for line in found.pop("lines"):
-            self._say(line)
-        return found
 
     def _show_page(self, page: str) -> None:
         if page:

@@ -158,7 +158,6 @@ def snapshot_of(
             "digest": msgspec.Raw(shown),
             "config": shown_config(found.config),
             "torn": found.torn,
-            "ability": files.ability(),
             **curves(files),
             "marks": [{"step": step, "kind": text.partition(" ")[0], "text": text} for step, text in marks],
             "bounds": found.bounds,

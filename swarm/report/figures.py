@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.report.words import finite as _number
-from swarm.run.directory import ABILITY, CONFIG, SUMMARY
+from swarm.run.directory import CONFIG, SUMMARY
 from swarm.run.log import EVENTS, METRICS, NO_FIGURES
 
 MAX_POINTS = 300  # Of one curve, more than a screen shows: a page of 40 curves stays under 2 MB
@@ -168,10 +168,6 @@ class FigureFiles:
             events.append({**event, "byte": begins})
             begins = self._read[EVENTS]
         return list(steps), list(events)
-
-    def ability(self) -> str:
-        """What the model answered before and after the run, if that was compared."""
-        return "\n".join((_json(self._run_dir / ABILITY) or {}).get("lines", ()))
 
     def _lines(self, name: str, is_last: bool) -> Iterator[Line]:
         """Every further line that is a JSON object. Counts the others, and notes the times."""

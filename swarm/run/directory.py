@@ -57,7 +57,6 @@ ORIGIN = "from"  # The key of config.json under which a fork says which model it
 ADDRESS = "node.json"  # Where the learner listens
 SUMMARY = "summary.json"  # Written last of all: if it exists, the run is over and its samplers know
 TIMELINE = "timeline.json"  # Written each minute: what learner and samplers did, in buckets of time
-ABILITY = "ability.json"  # What the model answers before and after a run, if that was compared (learner/ability.py)
 BASE = "base"  # Directory in a fork with the model that it began with
 LOGS = "logs"  # Output of a run's processes. A demo creates it before the run begins; it stays if no run begins
 LOCK = ".lock"  # Held by the learner that leads the run; the system releases it when the process dies

@@ -125,7 +125,7 @@ def test_a_random_reward_does_not_teach(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_real_model_is_fetched_trained_and_compared(
+def test_a_real_model_is_fetched_and_trained(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In two steps it learns nothing; all else is as in a whole demo."""
@@ -140,10 +140,6 @@ def test_a_real_model_is_fetched_trained_and_compared(
     assert (summary["steps"], summary["verified"], summary["samplers"]) == (2, True, 1)
     assert 0.05 < summary["held_out_before"] < 0.4
     assert min(summary["setup_s"], summary["cpu_s"], summary["largest_process_mb"]) > 1
-    # Two steps change the weights, and hardly what it knows.
-    assert 0 < abs(summary["nll_after"] - summary["nll_before"]) < 0.1
-    assert "What is the capital of France? before: The capital of France is Paris." in done.stderr
-    assert (run_dir / "ability.json").is_file()
 
 
 @pytest.mark.slow

@@ -54,8 +54,6 @@ function restarted() {
   timeline.restart();
   events.restart();
   rollouts.restart();
-  byId("ability").hidden = store.ability === "";
-  say(byId("ability-said"), plain(store.ability, 100_000));
   byId("file-summary").hidden = store.live; // It is written at the end
   say(byId("run"), plain(store.name, 80) || "echo-node");
   const body = byId("config-table").tBodies[0];

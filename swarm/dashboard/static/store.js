@@ -118,7 +118,6 @@ export class Store {
     this.digest = snapshot.digest ?? null;
     this.config = snapshot.config ?? {};
     this.torn = snapshot.torn ?? 0;
-    this.ability = snapshot.ability ?? "";
     this.columns = columnsOf(snapshot.columns);
     this.evaluated = columnsOf(snapshot.evaluated);
     this.times = new Column(snapshot.times);

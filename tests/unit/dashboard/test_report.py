@@ -13,7 +13,6 @@ import pytest
 
 from swarm.dashboard.report import STATIC, report_of, write_report
 from swarm.errors import UserError
-from swarm.run.directory import ABILITY
 from swarm.run.log import RunLog
 from swarm.tasks.base import Read
 from swarm.types import Prompt
@@ -55,12 +54,10 @@ def test_a_report_has_all_that_the_page_asks_for(recorded: Path) -> None:
     log = RunLog(recorded)
     log.event("stopped", state="finished")
     log.close()
-    (recorded / ABILITY).write_text(json.dumps({"lines": ["28-13= before: 14; after: 15"]}))
     kept = kept_in(recorded)
     snapshot, answers = kept["snapshot"], kept["answers"]
     assert snapshot["columns"]["reward"]["mean"] == [step / 8 for step in range(1, 7)]
     assert (snapshot["config"]["seed"], snapshot["live"], snapshot["name"]) == (4711, False, "run")
-    assert snapshot["ability"] == "28-13= before: 14; after: 15"
     assert [one["group"] for one in answers["api/rollouts"]["groups"]] == [5, 3, 0], "late, middle and early"
     assert answers["api/rollouts"]["groups"][0]["rollouts"][0]["completion"].startswith("answer ")
     assert [one["lane"] for one in answers["api/timeline"]["all"]] == ["learner", "publication"]
