@@ -43,12 +43,12 @@ STACKS_BYTES = 2 << 30
 NO_NAMESPACES = "this system allows it no user namespace (see engines.md)"
 
 
-def confine(secrets: Sequence[str], *, needs_loopback: bool) -> str:
+def confine(secrets: Sequence[str], *, needs_loopback: bool, name: str = "engine") -> str:
     """Confine this process and its children as the module says, as far as the system allows. Call it before any thread
     is started. Return a line that says what the process can still do, or ""."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     if sys.platform != "linux":
-        return f"the engine process can reach the network and the node's keys: {sys.platform} has no namespaces"
+        return f"the {name} process can reach the network and the node's keys: {sys.platform} has no namespaces"
     libc = ctypes.CDLL(None, use_errno=True)
     _wake_gpu()
     apart = _enter_namespaces(libc)
@@ -58,7 +58,7 @@ def confine(secrets: Sequence[str], *, needs_loopback: bool) -> str:
     filtered = _refuse_sockets(libc, (socket.AF_UNIX, *(IN_NAMESPACE if may_dial else ())))
     reaches = [] if filtered and (apart or not may_dial) else ["reach the network"]
     reaches += [] if all(covered) else ["read the node's keys"]
-    return f"the engine process can {' and '.join(reaches)}: {NO_NAMESPACES}" if reaches else ""
+    return f"the {name} process can {' and '.join(reaches)}: {NO_NAMESPACES}" if reaches else ""
 
 
 def has_gpu() -> bool:

@@ -72,7 +72,7 @@ def _as_weights(value: Any) -> Any:
     return {name: weight if equals else 1.0 for name, equals, weight in (str(one).partition("=") for one in value)}
 
 
-def _as_task(value: Any) -> Any:
+def as_task(value: Any) -> Any:
     """A file is a task: jsonl:FILE, or what the library `datasets` reads."""
     kinds = {".jsonl": "jsonl", **dict.fromkeys((".json", ".csv", ".parquet", ".arrow"), "hf")}
     kind = kinds.get(Path(value).suffix) if isinstance(value, str) and ":" not in value else None
@@ -164,13 +164,13 @@ class TaskSection(Section):
     table: ClassVar[str] = "task"
     task: Annotated[
         str,
-        BeforeValidator(_as_task),
+        BeforeValidator(as_task),
         Flag("What to learn: a file of questions, or what `echo-node tasks` lists.", "copy for an embedded model"),
     ] = "copy"
     task_options: Annotated[
         dict[str, Option | list[Option]],
         Field(max_length=64),
-        Key("Options of a task gym:NAME, such as { min_terms = 2 }.", "the data set's"),
+        Key("Options of gym:NAME, such as { min_terms = 2 }, or of agent:NAME, { network = true }.", "the data set's"),
     ] = {}
     rewards: Annotated[
         Rewards,
@@ -444,7 +444,7 @@ OF_LEAD = (
         lambda c: _kind(c) in ("jsonl", "hf"),
         "with questions of one's own (jsonl: and hf:); other tasks have rewards of their own",
     ),
-    Heeded(("task_options",), lambda c: _kind(c) == "gym", "with a task gym:NAME"),
+    Heeded(("task_options",), lambda c: _kind(c) in ("gym", "agent"), "with a task gym:NAME or agent:NAME"),
     Heeded(
         ("max_turns", "max_episode_tokens", "credit"),
         lambda c: _kind(c) not in ("copy", "sort", "jsonl", "hf", "gym"),

@@ -30,7 +30,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 MAX_TOKENS = 131_072  # Of a prompt or completion: the largest context of current open models
 MAX_TURNS = 512  # Of an episode: a long game of chess, or an afternoon of a coding agent
 MAX_ABOUT = 160  # Characters in which a run's owner says what it is for
-MAX_SEATS = 8  # Players of an episode
+MAX_SEATS = 64  # Players of an episode, or conversations of a program that plays it
 MAX_PARTS = 16  # Rewards of one completion, each a column of the metrics
 PART_NAME_LENGTH = 64
 
@@ -110,6 +110,20 @@ class SampleSpec(Message, frozen=True):
     attempt: Count = 0
 
 
+class TurnLimits(Message, frozen=True):
+    """What the next turn of an episode may be besides its lease's rules: shorter (0: not), or ended by more strings."""
+
+    max_new_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)] = 0
+    stop: Annotated[tuple[StopString, ...], msgspec.Meta(max_length=4)] = ()
+
+    def on(self, rules: SamplingRules) -> SamplingRules:
+        most = min(self.max_new_tokens or MAX_TOKENS, rules.max_new_tokens)
+        return msgspec.structs.replace(rules, max_new_tokens=most, stop=(*rules.stop, *self.stop))
+
+
+AS_LEASED = TurnLimits()
+
+
 class EpisodeProgress(Message, frozen=True):
     """The state of an episode: player `seat` draws turn number `turn` next. `streams` are the token ids (int32) that
     each player has read and drawn, the first player's without the prompt. None may be longer than `max_tokens`."""
@@ -120,6 +134,7 @@ class EpisodeProgress(Message, frozen=True):
     streams: Annotated[
         tuple[Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)], ...], msgspec.Meta(max_length=MAX_SEATS)
     ] = ()
+    limits: TurnLimits = AS_LEASED
 
 
 class Lease(Message, frozen=True):
@@ -227,7 +242,8 @@ class Score(Message, frozen=True):
 class Observed(Message, frozen=True):
     """An environment's answer to a turn, or its beginning. Player `seat` is next, and reads `token_ids`, which are
     appended to its stream. `rewards` are by player; missing ones are 0. At the end it is `done`, and `exact` if it was
-    solved. `parts` are figures of the episode so far, such as the number of tool errors."""
+    solved. `parts` are figures of the episode so far, such as the number of tool errors. `limits` are the next turn's.
+    """
 
     token_ids: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)] = b""
     seat: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEATS - 1)] = 0
@@ -235,6 +251,7 @@ class Observed(Message, frozen=True):
     done: bool = False
     exact: bool = False
     parts: Parts = msgspec.field(default_factory=dict)
+    limits: TurnLimits = AS_LEASED
 
 
 class Unscored(Message, frozen=True):

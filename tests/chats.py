@@ -20,6 +20,8 @@ CONTROLS = {
     "qwen3": CHATML,
     "phi3_5": ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|endoftext|>"),
     "deepseek_r1_distill": ("<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜begin▁of▁sentence｜>"),  # noqa: RUF001
+    "llama3_1": ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|python_tag|>"),
+    "lfm2": CHATML,
     "glm4moe": ("<|user|>", "<|assistant|>", "<|system|>", "<|observation|>", "<|endoftext|>", "[gMASK]", "<sop>"),
 }
 """The control tokens of each template, the one that ends a turn first."""

@@ -32,7 +32,7 @@ from swarm.cli.tasks import tasks_app
 from swarm.errors import EchoError, UserError, first_fault
 from swarm.extras import installs, lacking, require
 from swarm.lead.dials import DIALS
-from swarm.settings import DemoConfig, JoinConfig, LeadConfig
+from swarm.settings import DemoConfig, JoinConfig, LeadConfig, as_task
 from swarm.settings_file import load_config
 from swarm.types import printable
 
@@ -122,7 +122,9 @@ def lead(
     """Lead a swarm: train a model on a task. The samplers that join generate its rollouts."""
     from swarm.run.directory import forked_config, resumed_config
 
-    if named is not None and flags.setdefault("task", named) != named:
+    if named is not None and str(flags.get("task")).startswith("agent:") and "@" not in flags["task"]:
+        flags["task"] += f"@{as_task(named)}"
+    elif named is not None and flags.setdefault("task", named) != named:
         raise UserError(f"{named} and --task {flags['task']} both say what to learn: give one of them")
     _refuse_mixed(flags, resume=resume, from_run=from_run, picks=best or step is not None)
     origin = None

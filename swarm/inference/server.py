@@ -1,89 +1,68 @@
-"""OpenAI's chat, answered by the current policy, and vLLM's token ids in and out, for the turns of leased episodes.
+"""OpenAI's endpoint, answered by the current policy: chats and completions, for people and for the turns of episodes.
 
 It listens on loopback, and wants a token that only the run's owner can read, since other users of this machine are
-strangers. A page in a browser cannot send it, so no origin needs to be checked.
+strangers. A page in a browser cannot send it, so no origin needs to be checked. A program that plays episodes has a key
+for each, with which it can ask for that episode's turns and nothing else.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
+import tempfile
+import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from hmac import compare_digest
+from hmac import digest as hmac_digest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
 from swarm.errors import EchoError, ProtocolError, UserError
-from swarm.types import MAX_TOKENS, Rollout, SamplingRules, StopString
+from swarm.inference.conversation import Conversations, Messages
+from swarm.inference.episodes import ExternalEpisodes, Said
+from swarm.inference.requests import ChatRequest, Request, RewardRequest, TextRequest, as_sent
+from swarm.tasks.programs import POLICY
+from swarm.types import Rollout, SamplingRules, TurnLimits
 
 if TYPE_CHECKING:
-    from swarm.inference.episodes import ExternalEpisodes
     from swarm.tasks.turns import TurnText
 
 ADDRESS = "inference.json"  # In the run directory, for its owner alone: where the endpoint is, and its token
-BODY_BYTES = 2 << 20  # Of a request: MAX_TOKENS token ids of some ten characters each are 1.3 MB
-MAX_MESSAGES = 1024  # Of a chat: twice as many as an episode has turns
+BODY_BYTES = 2 << 20  # Of a request: a chat as long as the longest context is under 1 MB
 REQUESTS = 4096  # That wait, each with a connection and its tokens: more than one learner's open episodes
-EPISODE = "X-Echo-Episode"  # The header that names one
 
-TokenIds = Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1, max_length=MAX_TOKENS)]
-NewTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
-
+EPISODE = web.RequestKey("episode", str)  # That the caller's key is of; "" for the owner's token
 
 Ask = Callable[[Sequence[int], SamplingRules], Awaitable[Rollout]]
 """Has any sampler draw with the current policy; it is not trained on. Raises EchoError if none does in time."""
 
 
-class GenerateRequest(msgspec.Struct, frozen=True):
-    token_ids: TokenIds
-
-
-class Said(msgspec.Struct, frozen=True):
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class Chat(msgspec.Struct, frozen=True):
-    """None is the run's own. `top_p` and `n` are here to be refused unless they are 1; other names are ignored."""
-
-    messages: Annotated[tuple[Said, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: NewTokens | None = None
-    max_completion_tokens: NewTokens | None = None
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    stop: StopString | Annotated[tuple[StopString, ...], Meta(max_length=16)] | None = None
-    top_p: Annotated[float, Meta(ge=1, le=1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=1)] | None = None
-    stream: bool | None = None
-
-    def rules(self, run: SamplingRules, room: int) -> SamplingRules:
-        """Return the run's rules with what is asked for instead, and at most `room` new tokens."""
-        most = min(self.max_completion_tokens or self.max_tokens or room, run.max_new_tokens, room)
-        stop = (self.stop,) if isinstance(self.stop, str) else run.stop if self.stop is None else self.stop
-        heat = run.temperature if self.temperature is None else self.temperature
-        return msgspec.structs.replace(run, temperature=heat, max_new_tokens=most, stop=stop)
-
-
 class Endpoint:
-    """Answers requests. `rules` are the run's. The model reads up to `context` tokens, with ids below `vocabulary`.
-    `episodes` are those that a program plays, if one does."""
+    """Answers requests. `rules` are the run's. The model, called policy or `model`, reads up to `context` tokens, with
+    ids below `vocabulary`. `episodes` are those that a program plays, if one does."""
 
-    def __init__(self, ask: Ask, text: TurnText, rules: SamplingRules, *, context: int, vocabulary: int) -> None:
-        self._ask, self._text, self._rules = ask, text, rules
+    def __init__(self, ask: Ask, text: TurnText, rules: SamplingRules, *, context: int, model: str = POLICY) -> None:
+        self._ask, self._text, self._rules, self._context, self._names = ask, text, rules, context, (POLICY, model)
         self.episodes: ExternalEpisodes | None = None
-        self._context, self._vocabulary = context, vocabulary
         self.token = secrets.token_urlsafe(24)
         self._waiting = 0
 
+    def key_of(self, episode: str) -> str:
+        """Return the key with which a program asks for the turns of an episode."""
+        return f"{hmac_digest(self.token.encode(), episode.encode(), 'sha256').hex()[:32]}:{episode}"
+
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=BODY_BYTES)
-        app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/reward", self._reward)
         app.router.add_get("/v1/models", self._models)
         return app
 
@@ -91,14 +70,17 @@ class Endpoint:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Let in a caller with the token, and answer a fault as OpenAI's clients expect it."""
+        """Let in a caller with the token or a key, and answer a fault as OpenAI's clients expect it."""
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        episode = given.partition(":")[2]
+        known = self.key_of(episode) if episode else self.token
         self._waiting += 1
         try:
-            if not compare_digest(given.encode(errors="replace"), self.token.encode()):
+            if not compare_digest(given.encode(errors="replace"), known.encode(errors="replace")):
                 raise web.HTTPUnauthorized(reason=f"show the token that is in {ADDRESS} of the run directory")
             if self._waiting > REQUESTS:
                 raise web.HTTPTooManyRequests(reason=f"{REQUESTS} requests wait already: ask again later")
+            request[EPISODE] = episode
             return await handler(request)
         except web.HTTPException as fault:
             most = f" (a body has {BODY_BYTES} bytes at most)" if fault.status == 413 else f" ({request.path})"
@@ -112,60 +94,124 @@ class Endpoint:
         return web.json_response({"error": {"message": words, "type": "error", "code": status}}, status=status)
 
     async def _models(self, request: web.Request) -> web.Response:
-        card = {"id": "policy", "object": "model", "owned_by": "echo-node", "max_model_len": self._context}
+        card = {"id": POLICY, "object": "model", "owned_by": "echo-node", "max_model_len": self._context}
         return web.json_response({"object": "list", "data": [card]})
 
-    async def _generate(self, request: web.Request) -> web.Response:
-        token_ids = msgspec.json.decode(await request.read(), type=GenerateRequest).token_ids
-        self._room(token_ids)
-        if self.episodes is None:
-            raise ProtocolError("this run's episodes are played by its own environment: ask /v1/chat/completions")
-        turn = await self.episodes.continue_episode(request.headers.get(EPISODE, ""), token_ids)
-        drawn = zip(turn.tokens(), array("f", turn.logprobs), strict=True)
-        logprobs = {"content": [{"token": f"token_id:{one}", "logprob": logprob} for one, logprob in drawn]}
-        choice = {"index": 0, "token_ids": list(turn.tokens()), "finish_reason": turn.finish, "logprobs": logprobs}
-        return web.json_response({"choices": [choice]})
-
     async def _chat(self, request: web.Request) -> web.Response:
-        asked = msgspec.json.decode(await request.read(), type=Chat)
-        token_ids = self._text.opening([(said.role, said.content) for said in asked.messages])
-        drawn = await self._ask(token_ids, asked.rules(self._rules, self._room(token_ids)))
-        said = {"role": "assistant", "content": self._text.text_of(drawn.tokens())}
-        key, kind = ("delta", "chat.completion.chunk") if asked.stream else ("message", "chat.completion")
-        answer = {
-            **{"id": drawn.rollout_id, "object": kind, "created": 0, "model": "policy"},
-            "choices": [{"index": 0, key: said, "finish_reason": drawn.finish}],
-        }
-        if asked.stream:
-            # A sampler hands in whole completions, so there is nothing finer to tell.
-            event = f"data: {json.dumps(answer)}\n\ndata: [DONE]\n\n"
-            return web.Response(text=event, content_type="text/event-stream")
-        counts = (len(token_ids), drawn.length, len(token_ids) + drawn.length)
-        usage = dict(zip(("prompt_tokens", "completion_tokens", "total_tokens"), counts, strict=True))
-        return web.json_response({**answer, "usage": usage})
+        asked = msgspec.json.decode(await request.read(), type=ChatRequest)
+        said = await self._said(request[EPISODE], asked, [one.plain() for one in asked.messages], asked.offered)
+        return answered(asked, said, self._text)
 
-    def _room(self, token_ids: Sequence[int]) -> int:
-        """Return how many tokens may follow. Raise ProtocolError for ids at which an engine would fail."""
-        if (largest := max(token_ids)) >= self._vocabulary:
-            raise ProtocolError(f"the model has {self._vocabulary} tokens, and none with the id {largest}")
+    async def _complete(self, request: web.Request) -> web.Response:
+        asked = msgspec.json.decode(await request.read(), type=TextRequest)
+        return answered(asked, await self._said(request[EPISODE], asked, asked.prompt, ()), self._text)
+
+    async def _reward(self, request: web.Request) -> web.Response:
+        asked = msgspec.json.decode(await request.read(), type=RewardRequest)
+        turn = asked.id.rpartition("-")[2] if asked.id is not None else None
+        self._played().reward(request[EPISODE], asked.reward, int(turn) if turn and turn.isdecimal() else None)
+        return web.json_response({})
+
+    async def _said(self, episode: str, asked: Request, chat: Messages | str, tools: Messages) -> Sequence[Said]:
+        """Have it drawn: as turns of an episode, or for a person, outside of the run."""
+        asked.check()
+        count, rules = asked.n or 1, self._rules
+        if episode:
+            asked.check_episode(rules, self._names)
+            limits = TurnLimits(max_new_tokens=asked.most, stop=asked.stops)
+            return await self._played().ask(episode, chat, tools, limits, count, seeded=asked.seed is not None)
+        heat = rules.temperature if asked.temperature is None else asked.temperature
+        stop = rules.stop if asked.stop is None else asked.stops
+        rules = msgspec.structs.replace(rules, temperature=heat, stop=stop)
+        return await asyncio.gather(*(self._one(asked, chat, tools, rules) for _ in range(count)))
+
+    async def _one(self, asked: Request, chat: Messages | str, tools: Messages, rules: SamplingRules) -> Said:
+        conversation = Conversations(self._text)
+        seat, token_ids = conversation.go_on(chat, tools)
         if (room := self._context - len(token_ids)) < 1:
             raise ProtocolError(f"the model reads {self._context} tokens, and here are {len(token_ids)}: cut them")
-        return room
+        most = min(asked.most or room, rules.max_new_tokens, room)
+        drawn = await self._ask(token_ids, msgspec.structs.replace(rules, max_new_tokens=most))
+        return Said(conversation.drawn(seat, drawn.tokens()), drawn, len(token_ids), drawn.rollout_id)
+
+    def _played(self) -> ExternalEpisodes:
+        if self.episodes is None:
+            raise ProtocolError("this run's episodes are played by its own environment")
+        return self.episodes
+
+
+def answered(asked: Request, said: Sequence[Said], text: TurnText) -> web.Response:
+    """Return an answer as OpenAI has it. With `stream` the whole comes at once: samplers hand in whole completions."""
+    is_chat = isinstance(asked, ChatRequest)
+    kind = "chat.completion" if is_chat else "text_completion"
+    choices = []
+    for index, one in enumerate(said):
+        message = as_sent(one.message)
+        body = {"message": message} if is_chat else {"text": one.message["content"]}
+        finish = "tool_calls" if message.get("tool_calls") else one.drawn.finish
+        logprobs = _logprobs(one.drawn, text) if asked.logprobs else None
+        choices.append({"index": index, **body, "finish_reason": finish, "logprobs": logprobs if is_chat else None})
+    read, drew = sum(one.read for one in said[:1]), sum(one.drawn.length for one in said)
+    usage = {"prompt_tokens": read, "completion_tokens": drew, "total_tokens": read + drew}
+    whole = {"id": said[0].name, "object": kind, "created": int(time.time()), "model": asked.model or POLICY}
+    if not asked.stream:
+        return web.json_response({**whole, "choices": choices, "usage": usage})
+    events = [{**whole, "choices": [part(one) for one in choices]} for part in (_begun, _ended)]
+    if asked.stream_options is not None and asked.stream_options.include_usage:
+        events.append({**whole, "choices": [], "usage": usage})
+    for event in events:
+        event["object"] = f"{kind}.chunk" if is_chat else kind
+    lines = [*(json.dumps(event) for event in events), "[DONE]"]
+    return web.Response(text="".join(f"data: {line}\n\n" for line in lines), content_type="text/event-stream")
+
+
+def _begun(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return a choice as the first event of a stream has it."""
+    found = {**choice, "finish_reason": None}
+    if (message := found.pop("message", None)) is not None:
+        calls = [{"index": n, **one} for n, one in enumerate(message.get("tool_calls", ()))]
+        found["delta"] = {**message, **({"tool_calls": calls} if calls else {})}
+    return found
+
+
+def _ended(choice: dict[str, Any]) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"delta": {}} if "message" in choice else {"text": ""}
+    return {"index": choice["index"], **nothing, "finish_reason": choice["finish_reason"], "logprobs": None}
+
+
+def _logprobs(drawn: Rollout, text: TurnText) -> dict[str, Any]:
+    """Return the log-prob of each token. Its bytes are those of the token alone, which may be part of a character."""
+    pairs = zip(drawn.tokens(), array("f", drawn.logprobs), strict=True)
+    each: list[dict[str, Any]] = [
+        {"token": text.token(one), "logprob": value, "bytes": None, "top_logprobs": []} for one, value in pairs
+    ]
+    return {"content": each, "refusal": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an endpoint listens: on loopback, and at a socket in a directory that no other user can enter."""
+
+    url: str
+    socket: str
 
 
 @asynccontextmanager
-async def serving(endpoint: Endpoint, run_dir: Path) -> AsyncIterator[str]:
-    """Serve on a free port of 127.0.0.1 while the block runs. Yield the URL, and note it with the token."""
+async def serving(endpoint: Endpoint, run_dir: Path) -> AsyncIterator[Place]:
+    """Serve on a free port of 127.0.0.1 while the block runs. Note the URL with the token."""
     path, app = run_dir / ADDRESS, endpoint.application()
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        path.unlink(missing_ok=True)
-        path.touch(0o600)
-        path.write_text(json.dumps({"url": url, "token": endpoint.token}))
-        yield url
+        with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
+            socket = str(Path(directory, "endpoint"))
+            await web.UnixSite(runner, socket, backlog=REQUESTS).start()
+            await web.TCPSite(runner, "127.0.0.1", 0, backlog=REQUESTS).start()
+            url = next(f"http://127.0.0.1:{one[1]}" for one in runner.addresses if isinstance(one, tuple))
+            path.unlink(missing_ok=True)
+            path.touch(0o600)
+            path.write_text(json.dumps({"url": url, "token": endpoint.token}))
+            yield Place(url, socket)
     finally:
         path.unlink(missing_ok=True)
         await runner.cleanup()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
+from pathlib import Path
+from random import Random
 
-from swarm.errors import UserError
 from swarm.inference.episodes import ExternalEpisodes
-from swarm.inference.server import Endpoint, serving
+from swarm.inference.server import ADDRESS, Endpoint, Place, serving
 from swarm.learner.messages import Prepared
+from swarm.node.identity import SECRETS
 from swarm.rollout.api import RolloutService
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules
@@ -19,6 +21,7 @@ from swarm.run.prompts import Prompts, longest_completion, longest_turn
 from swarm.run.run import Run
 from swarm.settings import LeadConfig
 from swarm.tasks.base import Task
+from swarm.tasks.programs import ProgramBegin, ProgramRuns
 from swarm.tasks.reward_pool import RewardPool, StepCall
 from swarm.tasks.turns import TurnText
 from swarm.types import GroupId, SamplingRules
@@ -31,8 +34,6 @@ def episode_rules(config: LeadConfig, task: Task, *, context_tokens: int) -> Epi
     if (environment := task.player) is None:
         return None
     turns, tokens = config.max_turns or environment.max_turns, longest_completion(config, task, context_tokens)
-    if task.is_external and config.is_control:
-        raise UserError(f"{config.task} computes its own rewards, so it can have no random control: leave --reward out")
     return EpisodeRules(max_turns=turns, max_tokens=tokens, begins=task.is_external)
 
 
@@ -45,6 +46,24 @@ def sampling_rules(config: LeadConfig, task: Task, stop_token_ids: tuple[int, ..
     )
 
 
+def program_runs(
+    config: LeadConfig, rules: SamplingRules, endpoint: Endpoint, place: Place, secrets: Iterable[Path], log: Path
+) -> ProgramRuns:
+    """Return what plays the run's episodes."""
+    kind, _, rest = config.task.partition(":")
+    what, _, data = rest.partition("@")
+    begin = ProgramBegin(
+        what=what,
+        url=place.url,
+        socket=place.socket,
+        secrets=tuple(map(str, secrets)),
+        network=bool(config.task_options.get("network")),
+        has_data=bool(data),
+        sampling={"temperature": rules.temperature, "max_tokens": rules.max_new_tokens},
+    )
+    return ProgramRuns(f"swarm.tasks.{kind}_child", begin, endpoint.key_of, log)
+
+
 class Answering:
     """Lets environments answer, in the reward processes `rewards` or in another program, and serves the endpoint
     (swarm/inference) on this machine. What `open` starts is closed with its `exits`."""
@@ -54,39 +73,38 @@ class Answering:
         self._external: ExternalEpisodes | None = None
         self._rollouts = rollouts
 
-    async def open(self, prompts: Prompts, prepared: Prepared, exits: AsyncExitStack) -> None:
-        """Serve the endpoint, for people's questions and for a program that plays episodes."""
-        template, stops = prompts.template, prepared.stop_token_ids
-        text = prompts.turns or TurnText(prompts.tokenizer, template, stops, self._config.system_prompt)
-        rules = sampling_rules(self._config, self._task, stops)
-        sizes = {"context": prepared.context_tokens, "vocabulary": prepared.vocab_size}
-        endpoint = Endpoint(self._rollouts.ask, text, rules, **sizes)
-        url = await exits.enter_async_context(serving(endpoint, self._run_dir))
+    async def open(
+        self, prompts: Prompts, prepared: Prepared, exits: AsyncExitStack, identity: Path, say: Callable[[str], None]
+    ) -> None:
+        """Serve the endpoint, for people's questions and for a program that plays episodes, from which the `identity`
+        is hidden."""
+        config, stops = self._config, prepared.stop_token_ids
+        text = prompts.turns or TurnText(prompts.tokenizer, prompts.template, stops, config.system_prompt)
+        rules = sampling_rules(config, self._task, stops)
+        endpoint = Endpoint(self._rollouts.ask, text, rules, context=prepared.context_tokens, model=config.model)
+        place = await exits.enter_async_context(serving(endpoint, self._run_dir))
         if self._task.is_external:
-            from swarm.tasks.verifiers import TasksetBegin, VerifiersRuns
-
-            begin = TasksetBegin(
-                module=self._config.task.partition(":")[2],
-                files=str(self._run_dir / "model"),
-                url=url,
-                sampling={"temperature": rules.temperature, "max_tokens": rules.max_new_tokens},
-                stop_token_ids=stops,
-                began=prompts.record.began if template is not None else None,
-                arguments=self._config.chat_arguments,
-                system_prompt=self._config.system_prompt,
-            )
-            runs = VerifiersRuns(begin, endpoint.token, self._run_dir / "environment.log")
+            secrets = [identity / name for name in SECRETS] + [self._run_dir / ADDRESS]
+            runs = program_runs(config, rules, endpoint, place, secrets, self._run_dir / "environment.log")
             exits.push_async_callback(runs.close)
-            await runs.begin()
-            self._external = endpoint.episodes = ExternalEpisodes(runs.run)
+            if line := await runs.begin():
+                say(line)
+            control = self._control if config.is_control else None
+            self._external = endpoint.episodes = ExternalEpisodes(runs.run, text, control=control)
 
     async def step(self, wanted: StepWanted) -> Said:
         """Return what the environment says to a player's turn."""
         if self._external is not None:
             return await self._external.step(wanted)
-        seed = control_seed(self._config.seed, wanted.group_id, wanted.index)
+        seed = self._seed_of(wanted)
         asked = StepCall(episode=wanted.episode, prompt=wanted.prompt, seed=seed, drawn=wanted.drawn)
         return await self._rewards.step(asked)
+
+    def _seed_of(self, wanted: StepWanted) -> int:
+        return control_seed(self._config.seed, wanted.group_id, wanted.index)
+
+    def _control(self, wanted: StepWanted) -> float:
+        return Random(self._seed_of(wanted)).random()
 
     async def sweep(self, open_ones: Callable[[], Iterable[str]]) -> None:
         """Give up programs whose episodes are no longer open, until cancelled."""

@@ -345,7 +345,8 @@ class LearnerNode:
         self._sign_card(prepared.layout.total_bytes)
         rewards = await self._start_rewards(prepared)
         self._answering = Answering(self._life, self._task, rewards, self._rollouts)
-        await self._answering.open(self._prompts, prepared, self._exits)
+        identity = self._config.state_dir or self._run_dir / "identity"
+        await self._answering.open(self._prompts, prepared, self._exits, identity, self._say)
         await self._publication.look_back()
         self._waits_for = "the recorded batches to be trained on again"
         await self._training.catch_up(self._recorded.next_batch)

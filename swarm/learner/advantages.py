@@ -83,8 +83,18 @@ def returns_of(rollout: TrainRollout, config: TrainerConfig, seat: int) -> list[
 
 def taught(group: TrainGroup, config: TrainerConfig) -> Iterator[tuple[TrainRollout, int, list[float]]]:
     """Yield what to train on, player by player: rollout, player and advantages. A player whose advantages are all 0 is
-    left out."""
+    left out. The conversations of one player are compared with all others, and count as one if they have one return."""
     rollouts = [one for one in group.rollouts if not (config.overlong == "mask" and one.truncated)]
+    if config.one_player:
+        rows = [(one, seat) for one in rollouts for seat in range(len(one.seats) or 1) if turns_of(one, seat)]
+        if config.credit == "episode":
+            found = turn_advantages([[shaped_reward(one, config)] for one in rollouts])
+            whole = {id(one): own for one, own in zip(rollouts, found or (), strict=found is not None)}
+            every = [whole.get(id(one), []) for one, _ in rows]
+        else:
+            every = turn_advantages([returns_of(one, config, seat) for one, seat in rows]) or []
+        yield from ((one, seat, own) for (one, seat), own in zip(rows, every, strict=bool(every)) if own)
+        return
     # A masked rollout is not in the mean either: its reward means nothing, so it must not move the others' advantages.
     for seat in range(max((len(rollout.seats) for rollout in rollouts), default=0) or 1):
         advantages = turn_advantages([returns_of(rollout, config, seat) for rollout in rollouts])

@@ -22,6 +22,11 @@ class TrainerConfig(LeadConfig):
     longest_completion: int = 0
     shares_beyond: int = 0
 
+    @property
+    def one_player(self) -> bool:
+        """Whether all streams of an episode are conversations of one program."""
+        return self.task.startswith(("agent:", "verifiers:"))
+
 
 AlarmKind = Literal[
     "mismatch_kl", "entropy", "gradient_spike", "not_finite", "no_variance", "reward_floor", "reward_failed"

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from swarm.types import (
+    AS_LEASED,
     MAX_SEATS,
     MAX_TOKENS,
     Count,
@@ -15,6 +16,7 @@ from swarm.types import (
     Nickname,
     Rollout,
     Seconds,
+    TurnLimits,
     Verdict,
     VersionId,
 )
@@ -160,7 +162,7 @@ class Submission(Message, frozen=True):
 
 class Stepped(Message, frozen=True):
     """The verdict on an answer. If it is a turn of an episode that goes on (not `ended`), `seat` draws the next one,
-    after `token_ids` (int32), which the environment said, were appended to its stream."""
+    after `token_ids` (int32), which the environment said, were appended to its stream, within `limits`."""
 
     group_id: Id
     index: Count
@@ -170,6 +172,7 @@ class Stepped(Message, frozen=True):
     ended: bool = False
     seat: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEATS - 1)] = 0
     token_ids: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)] = b""
+    limits: TurnLimits = AS_LEASED
 
 
 class StepReply(Message, frozen=True):

@@ -73,6 +73,7 @@ def stepped(answer: Answer, said: Observed, judged: Judged | None) -> Stepped:
         ended=said.done,
         seat=said.seat,
         token_ids=said.token_ids,
+        limits=said.limits,
     )
 
 

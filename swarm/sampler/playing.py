@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from swarm.rollout.messages import Answer, SampleName, Stepped
 from swarm.rollout.plane.episodes import seat_seed
 from swarm.sampler.engine import Job, Sampled
-from swarm.types import Lease, Rollout, SampleSpec
+from swarm.types import AS_LEASED, Lease, Rollout, SampleSpec
 
 Step = Callable[[Answer], Awaitable[Stepped]]
 """Hands in a turn and returns what the environment said to it."""
@@ -29,6 +29,7 @@ class Game:
         self._deadline = time.monotonic() + lease.time_limit_s
         self._turn, self._seat = (self._episode.turn, self._episode.seat) if self._episode else (0, 0)
         self._streams = [bytearray(stream) for stream in self._episode.streams] if self._episode else []
+        self._limits = self._episode.limits if self._episode else AS_LEASED
         self._drawn = b""
         self.name: SampleName = (lease.group_id, spec.index)
 
@@ -43,6 +44,7 @@ class Game:
         if self._episode is not None:
             stream = self._stream(self._seat)
             left = self._episode.max_tokens - len(stream) // 4
+            rules = self._limits.on(rules)
             rules = replace(rules, max_new_tokens=min(rules.max_new_tokens, left))
             reads = (*(reads if self._seat == 0 else ()), *array("i", bytes(stream)))
             seed = seat_seed(seed, self._seat)
@@ -61,7 +63,7 @@ class Game:
         if said.ended:
             return False
         self._stream(self._seat).extend(self._drawn)
-        self._seat, self._turn = said.seat, self._turn + 1
+        self._seat, self._turn, self._limits = said.seat, self._turn + 1, said.limits
         self._stream(self._seat).extend(said.token_ids)
         self._deadline = time.monotonic() + self._lease.time_limit_s
         return True

@@ -12,6 +12,7 @@ from swarm.tasks.episodes import environment_task
 from swarm.tasks.gym import GymTask
 from swarm.tasks.hub import hub_task
 from swarm.tasks.own import own_task
+from swarm.tasks.programs import agent_task, verifiers_task
 from swarm.tasks.questions import jsonl_task
 
 if TYPE_CHECKING:
@@ -26,12 +27,6 @@ class Kind(NamedTuple):
     make: Callable[[TaskOptions, str], Task]
 
 
-def _verifiers_task(options: TaskOptions, module: str) -> Task:
-    from swarm.tasks.verifiers import VerifiersTask
-
-    return VerifiersTask(options, module)
-
-
 TASKS: dict[str, Callable[[int], Task]] = {"copy": CopyTask, "sort": SortTask}
 """Tasks that make their own prompts, from the run's seed."""
 
@@ -40,7 +35,8 @@ KINDS: dict[str, Kind] = {
     "hf": Kind("DATASET[:CONFIG][@SPLIT]", "a data set of the Hugging Face hub, a directory or a file", hub_task),
     "gym": Kind("NAME[?OPTION=VALUE&...]", "questions without end that reasoning-gym makes and scores", GymTask),
     "python": Kind("MODULE:CLASS[:KEY=VALUE,...]", "a task or an environment of your own", own_task),
-    "verifiers": Kind("MODULE", "a taskset of verifiers, which its own server plays", _verifiers_task),
+    "agent": Kind("FILE.py:FUNCTION[@jsonl:FILE]", "an async function that asks an OpenAI client", agent_task),
+    "verifiers": Kind("MODULE", "a taskset of verifiers, which its own server plays", verifiers_task),
 }
 
 ENVIRONMENTS = {"frozen-lake": "frozen_lake:FrozenLake", "gymnasium": "gymnasium:GymnasiumText"}

@@ -24,6 +24,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from swarm.errors import UserError
 
+Chat = Sequence[tuple[str, str] | Mapping[str, Any]]
+"""Messages: (role, content), or an object as OpenAI has it, whose content is a text."""
+
+Tools = Sequence[Mapping[str, Any]]
+"""Functions that the model may call, as OpenAI has them."""
+
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -46,33 +52,38 @@ class ChatTemplate:
             raise UserError(f"the model's chat template is not valid Jinja: {error}") from error
         self._given = {**tokens, **(arguments or {})}
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> str:
+    def render(self, messages: Chat, tools: Tools = ()) -> str:
         """The chat up to where the assistant's answer begins. UserError for messages that the template refuses."""
+        chat = as_chat(messages)
         try:
-            text, fault = self._rendered([{"role": role, "content": content} for role, content in messages]), None
+            text, fault = self._rendered(chat, tools), None
         except Exception as error:  # noqa: BLE001 - a template is somebody else's program
             text, fault = None, error
         if text is None or not is_printed(messages, text):
             # A template for images expects a list of parts, and would print nothing of a string.
-            parts = [{"role": role, "content": [{"type": "text", "text": content}]} for role, content in messages]
+            parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in chat]
             with suppress(Exception):
-                if is_printed(messages, found := self._rendered(parts)) and "{'type'" not in found:
+                if is_printed(messages, found := self._rendered(parts, tools)) and "{'type'" not in found:
                     return found  # Other templates would print the list itself
         if text is None:
             raise UserError(f"the model's chat template refuses it: {fault or type(fault).__name__}") from fault
         return text
 
-    def _rendered(self, turns: list[dict[str, Any]]) -> str:
-        return self._template.render(
-            messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._given
-        )
+    def _rendered(self, turns: list[dict[str, Any]], tools: Tools) -> str:
+        given = {**self._given, "messages": turns, "tools": [*tools] or None}
+        return self._template.render(**given, documents=None, add_generation_prompt=True)
 
 
-def is_printed(messages: Sequence[tuple[str, str]], text: str) -> bool:
+def as_chat(messages: Chat) -> list[dict[str, Any]]:
+    return [{"role": one[0], "content": one[1]} if isinstance(one, tuple) else dict(one) for one in messages]
+
+
+def is_printed(messages: Chat, text: str) -> bool:
     """Whether a rendered chat contains every message, or nearly all of its words. The assistant's messages do not
     count, since a template may leave thoughts out."""
     shown = set(re.findall(r"\w+", text))
-    parts = [(content, set(re.findall(r"\w+", content))) for role, content in messages if role != "assistant"]
+    said = [one["content"] for one in as_chat(messages) if one["role"] != "assistant"]
+    parts = [(content, set(re.findall(r"\w+", content))) for content in said]
     return all(content.strip() in text or (words and len(words & shown) > 0.8 * len(words)) for content, words in parts)
 
 

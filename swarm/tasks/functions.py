@@ -28,9 +28,9 @@ def is_function(name: str) -> bool:
 
 
 def check_function(name: str) -> None:
-    """Raise UserError if there is no such file. Its code runs in the reward processes alone."""
+    """Raise UserError if there is no such file. Its code runs in processes of its own alone."""
     if not (path := Path(name.rpartition(":")[0])).is_file():
-        raise UserError(f"the reward {name} needs {path}, which is not in {Path.cwd()}: write FILE.py:FUNCTION")
+        raise UserError(f"{name} needs {path}, which is not in {Path.cwd()}: write FILE.py:FUNCTION")
 
 
 class RewardFunction:
@@ -39,7 +39,7 @@ class RewardFunction:
     def __init__(self, name: str) -> None:
         path, _, function = name.rpartition(":")
         self._name = name
-        found = getattr(_module(Path(path), name), function, None)
+        found = getattr(load_module(Path(path), f"the reward {name}"), function, None)
         if not callable(found):
             raise UserError(f"the reward {name}: {path} has no function {function}")
         self._call: Callable[..., Any] = found
@@ -83,14 +83,14 @@ class RewardFunction:
         return {name: value for name, value in known.items() if self._takes_all or name in self._named}
 
 
-def _module(path: Path, name: str) -> Any:
-    """Run the file as a module, which may import others that lie next to it."""
+def load_module(path: Path, what: str) -> Any:
+    """Run the file as a module, which may import others that lie next to it. UserError if it raises."""
     if (folder := str(path.parent.resolve())) not in sys.path:
         sys.path.insert(0, folder)
-    spec = spec_from_file_location(f"reward_{path.stem}", path)
+    spec = spec_from_file_location(f"own_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = module_from_spec(spec)
-    with user_code(f"the reward {name}: {path} raised"):
+    with user_code(f"{what}: {path} raised"):
         spec.loader.exec_module(module)
     return module

@@ -21,7 +21,15 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.tasks.base import Task, TaskOptions
 from swarm.tasks.functions import is_function
-from swarm.tasks.questions import MAX_QUESTIONS, Questions, QuestionTask, as_written, read_lines, read_questions
+from swarm.tasks.questions import (
+    MAX_QUESTIONS,
+    WHOLE_ROW,
+    Questions,
+    QuestionTask,
+    as_written,
+    read_lines,
+    read_questions,
+)
 from swarm.tasks.rewards import EXTRA
 
 FETCH_S = 4 * 3600.0  # Longest wait for a data set: a large one over a slow line. Nothing else happens meanwhile.
@@ -45,8 +53,9 @@ def hub_task(options: TaskOptions, name: str) -> Task:
 
     def read(options: TaskOptions) -> Questions:
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
-            others = any(map(is_function, options.rewards))  # They may ask for other columns
-            _run((*where, options.columns, directory, others), options.name)
+            whole = options.columns == WHOLE_ROW
+            others = whole or any(map(is_function, options.rewards))  # They may ask for other columns
+            _run((*where, () if whole else options.columns, directory, others), options.name)
             train = read_questions(Path(directory, TRAIN), options, lambda row: f"{options.name}, row {row}")
             if not (path := Path(directory, HELD_OUT)).exists():
                 return train
@@ -180,10 +189,10 @@ def _write(rows: Iterable[dict[str, Any]], columns: Sequence[str], file: Path, o
         for row in rows:
             _check_columns(row, columns)
             kept = {column: row[column] for column in columns}
-            line = json.dumps(kept, ensure_ascii=False, default=_is_no_text)
-            if others and (more := {name: row[name] for name in row if name not in (*columns, "id", "held_out")}):
-                line = f"{line[:-1]}, {json.dumps(more, ensure_ascii=False, default=str)[1:]}"
-            lines.write(line + "\n")
+            more = {name: row[name] for name in row if others and name not in (*columns, "id", "held_out")}
+            written = json.dumps(kept, ensure_ascii=False, default=_is_no_text)[1:-1]
+            written += ", " * bool(kept and more) + json.dumps(more, ensure_ascii=False, default=str)[1:-1]
+            lines.write(f"{{{written}}}\n")
 
 
 def _is_no_text(value: Any) -> None:

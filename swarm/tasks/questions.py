@@ -32,6 +32,7 @@ HELD_OUT_SHARE = 0.05  # Of the questions, where the data itself does not say wh
 MAX_ID_LENGTH = 64  # As in types.Id
 MAX_BYTES = 4 << 30  # Of a file: a million questions of a page each
 ROLES = ("system", "user", "assistant")
+WHOLE_ROW = ("", "")  # Columns of which neither is a question: the row is one, whatever it has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +201,9 @@ def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bo
         raise UserError(f"{place} is not valid JSON: {error}") from error
     if not isinstance(row, dict):
         raise UserError(f'{place} is not a JSON object: a line looks like {{"prompt": "2+2=", "answer": "4"}}')
+    whole = options.columns == WHOLE_ROW
+    if whole:
+        row[""] = line.decode().strip()
     for column in options.columns:
         if row.get(column) is None:
             if column in row:
@@ -209,7 +213,7 @@ def _question(line: bytes, options: TaskOptions, place: str) -> tuple[Prompt, bo
     question, answer = (row[column] for column in options.columns)
     text, messages = _prompt_of(question, place)
     answer = _as_text(answer, f"{place}: the answer")
-    kept = line.decode().strip() if any(map(is_function, options.rewards)) else ""
+    kept = line.decode().strip() if whole or any(map(is_function, options.rewards)) else ""
     prompt = Prompt(prompt_id="-", text=text, answer=answer, messages=messages, row=kept)
     if not isinstance(row.get("held_out", False), bool):
         raise UserError(f"{place}: held_out is true or false, or left out")

@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, count, takewhile
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from swarm.environments.base import Messages
 from swarm.errors import UserError
-from swarm.tasks.chat import ChatTemplate
+from swarm.tasks.chat import Chat, ChatTemplate, Tools, as_chat
 
 IGNORED = re.compile(r"</?think>|\s")
 THOUGHT = "<think>\nrain\n</think>\n\nsun"
@@ -42,7 +43,7 @@ class TurnText:
         self._tokenizer = tokenizer
         self._template = template
         self._stops = frozenset(stop_token_ids)
-        self._system = () if system_prompt is None else (("system", system_prompt),)
+        self._system = [] if system_prompt is None else as_chat([("system", system_prompt)])
         added = tokenizer.get_added_tokens_decoder()
         frame = template.render([("user", "sun"), ("assistant", "rain"), ("user", "sun")]) if template else ""
         controls = {one.content for number, one in added.items() if one.special or number in self._stops}
@@ -53,21 +54,27 @@ class TurnText:
         unstripped = ((n, one.content) for n, one in added.items() if n in self._stops and not one.rstrip)
         self._anchor = next(unstripped, None)
 
-    def opening(self, messages: Messages) -> list[int]:
+    def plain(self) -> TurnText:
+        """The same for texts that are no chat."""
+        return TurnText(self._tokenizer, None, self._stops)
+
+    def token(self, token_id: int) -> str:
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
+    def opening(self, messages: Chat, tools: Tools = ()) -> list[int]:
         """Return the tokens that a player reads before its first turn. UserError if the template refuses the
         messages."""
-        mark = self._mark(messages)
+        mark = self._mark([*messages, *tools])
+        chat = as_chat(messages)
         if self._template is None:
             # The tokenizer decides whether there is a BOS, as in every plain prompt.
-            first, *rest = self._cut("".join(content for _, content in messages), mark).split(mark)
+            first, *rest = self._cut("".join(one["content"] for one in chat), mark).split(mark)
             encoded = self._tokenizer.encode(first, add_special_tokens=True)
             return [*encoded.ids, *chain.from_iterable(map(self._encode, rest))]
-        text = self._template.render(
-            self._with_system([(role, self._cut(content, mark)) for role, content in messages])
-        )
+        text = self._template.render(self._with_system(self._cut(chat, mark)), self._cut(list(tools), mark))
         return list(chain.from_iterable(map(self._encode, text.split(mark))))
 
-    def reply(self, drawn: Sequence[int], messages: Messages) -> list[int]:
+    def reply(self, drawn: Sequence[int], messages: Chat) -> list[int]:
         """Return the tokens to append to a player's stream after its turn `drawn`: the end of the turn, unless it was
         drawn; the environment's messages; and the beginning of the next turn. UserError if the template refuses
         them."""
@@ -85,19 +92,23 @@ class TurnText:
         """Return the text of a turn, as an environment reads it."""
         return completion_text(self._tokenizer, drawn, self._stops)
 
+    def shows(self, messages: Chat, tools: Tools, texts: Sequence[str]) -> bool:
+        """Return whether the chat as it is rendered has all these texts. UserError if the template refuses it."""
+        whole = self._template.render(self._with_system(as_chat(messages)), tools) if self._template else None
+        return whole is None or all(text in whole for text in texts)
+
     def check(self, opening: Messages = ()) -> str:
         """Compare what would be appended with the template's whole chats of two and three turns, which begin with
         messages like `opening`. Return a line for the user, or "". UserError if the template rewrites earlier turns."""
         if self._template is None:
             return ""
-        chat = self._with_system(
-            [(role, f"question {place}") for place, (role, _) in enumerate(opening or [("user", "")])]
-        )
+        asked = enumerate(opening or [("user", "")])
+        chat = self._with_system([{"role": role, "content": f"question {place}"} for place, (role, _) in asked])
         shown = self._template.render(chat)
         is_changed = False
         for turn, answer in (("left", "You see\n\na wall."), ("right\nor up", "You are there.")):
-            before, question = shown, chat[-1][1]
-            chat += [("assistant", turn), ("user", answer)]
+            before, question = shown, chat[-1]["content"]
+            chat += as_chat([("assistant", turn), ("user", answer)])
             shown = self._template.render(chat)
             (after,) = self._after([("user", answer)], self._mark(chat))
             kept = shown.removesuffix(turn + after)
@@ -108,32 +119,36 @@ class TurnText:
                 raise UserError(REFUSED)
             is_changed |= kept != before
         thought = self._template.render(
-            [*self._with_system([("user", "sky?")]), ("assistant", THOUGHT), ("user", "sea?")]
+            self._with_system(as_chat([("user", "sky?"), ("assistant", THOUGHT), ("user", "sea?")]))
         )
         return NOTED if is_changed or THOUGHT not in thought else ""
 
-    def _with_system(self, messages: Messages) -> list[tuple[str, str]]:
-        """`messages` after the run's system prompt, unless they begin with one."""
-        return [*(self._system if not messages or messages[0][0] != "system" else ()), *messages]
+    def _with_system(self, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """`chat` after the run's system prompt, unless it begins with one."""
+        return [*(self._system if not chat or chat[0]["role"] != "system" else ()), *chat]
 
-    def _after(self, messages: Messages, mark: str) -> Iterator[str]:
+    def _after(self, messages: Chat, mark: str) -> Iterator[str]:
         """Yield the text that follows a player's turn, in pieces to be tokenised one by one."""
-        if any(role == "assistant" for role, _ in messages):
+        chat = as_chat(messages)
+        if any(one["role"] == "assistant" for one in chat):
             raise UserError("an environment answered as the assistant: give its messages another role, such as user")
         if self._template is None:
-            yield from self._cut("".join(content for _, content in messages), mark).split(mark)
+            yield from self._cut("".join(one["content"] for one in chat), mark).split(mark)
             return
-        guarded = [(role, self._cut(content, mark)) for role, content in messages]
-        text = self._template.render([*self._with_system([("user", "sun")]), ("assistant", mark), *guarded])
-        _, *pieces = text.split(mark)
-        if len(pieces) != 1 + sum(content.count(mark) for _, content in guarded):
+        chat, before = self._cut(chat, mark), as_chat([("user", "sun"), ("assistant", mark)])
+        _, *pieces = self._template.render([*self._with_system(before), *chat]).split(mark)
+        if len(pieces) != 1 + sum(one["content"].count(mark) for one in chat):
             raise UserError(REFUSED)
         yield from pieces
 
-    def _cut(self, content: str, mark: str) -> str:
-        """`content` with a mark within each control token, and without lone surrogates."""
-        whole = content.encode(errors="replace").decode()
-        return self._control.sub(lambda found: found[1] + mark, whole) if self._control else whole
+    def _cut(self, value: Any, mark: str) -> Any:
+        """`value` with a mark within each control token of its texts, and without lone surrogates."""
+        if isinstance(value, str):
+            whole = value.encode(errors="replace").decode()
+            return self._control.sub(lambda found: found[1] + mark, whole) if self._control else whole
+        if isinstance(value, dict):
+            return {name: self._cut(one, mark) for name, one in value.items()}
+        return [self._cut(one, mark) for one in value] if isinstance(value, list) else value
 
     def _encode(self, text: str) -> list[int]:
         """The ids of a part of a chat. It is tokenised after a stop token, since some tokenizers add a space to the
@@ -145,10 +160,10 @@ class TurnText:
                 return list(anchored[1:])
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _mark(self, messages: Messages) -> str:
+    def _mark(self, said: Sequence[Any]) -> str:
         """A word that is in no message. It has only letters and digits, which no template changes."""
-        texts = [text for _, text in (*self._system, *messages)]
-        return next(mark for mark in map("EchoTurn{}".format, count()) if not any(mark in text for text in texts))
+        text = str((self._system, said))
+        return next(mark for mark in map("EchoTurn{}".format, count()) if mark not in text)
 
 
 def completion_text(tokenizer: Tokenizer, token_ids: Sequence[int], stop_token_ids: Collection[int]) -> str:

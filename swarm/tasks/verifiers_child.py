@@ -7,9 +7,7 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,71 +15,23 @@ import msgspec
 from swarm.errors import UserError
 from swarm.process import ChildChannel
 from swarm.tasks.base import EpisodeResult
+from swarm.tasks.programs import POLICY, Play, ProgramBegin
 from swarm.tasks.questions import is_held_out
-from swarm.tasks.verifiers import Play, TasksetBegin
 from swarm.types import MAX_PARTS, PART_NAME_LENGTH, Prompt
 
 MAX_TASKS = 100_000  # Tasks read from a taskset, which may be endless
+KEY = "ECHO_NODE_EPISODE_KEY"  # The library reads keys from variables: one that is an episode's for as long as it lasts
 
 
-class RunRenderer:
-    """Turns messages into tokens as the run does, so that drawn tokens are never tokenised again."""
-
-    config_class: Any
-    turns: Any
-    stop_token_ids: Any
-    is_multimodal = supports_tools = False
-
-    def __init__(self, tokenizer: object, config: object) -> None: ...
-
-    def render(self, messages: Any, **_: object) -> Any:
-        return _rendered(self.turns.opening(_pairs(messages)))
-
-    def bridge_to_next_turn(self, read: list[int], drawn: list[int], messages: Any, **_: object) -> Any:
-        return _rendered([*read, *drawn, *self.turns.reply(drawn, _pairs(messages))])
-
-    def parse_response(self, token_ids: Sequence[int], **_: object) -> Any:
-        from renderers import ParsedResponse
-
-        return ParsedResponse(content=self.turns.text_of(token_ids))
-
-    def get_stop_token_ids(self) -> list[int]:
-        return list(self.stop_token_ids)
-
-
-def _pairs(messages: Any) -> list[tuple[str, str]]:
-    return [(one["role"], one.get("content") or "") for one in messages]
-
-
-def _rendered(token_ids: list[int]) -> Any:
-    from renderers import RenderedTokens
-
-    return RenderedTokens(token_ids=token_ids)
-
-
-def _open(begin: TasksetBegin, directory: str) -> Any:
+def _open(begin: ProgramBegin, directory: str) -> Any:
     """Return a server for the taskset. All roles of its environment run on this machine."""
-    from renderers.configs import BaseRendererConfig
-    from tokenizers import Tokenizer
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.serve import EnvServer
     from verifiers.v1.utils.loaders import env_config_type, resolve_env_config
 
-    from swarm.tasks.chat import load_chat_template
-    from swarm.tasks.turns import TurnText
-
-    # The renderers package imports the class by the module's name; here this module is called __main__.
-    from swarm.tasks.verifiers_child import RunRenderer
-
-    files, began, stops = Path(begin.files), begin.began, begin.stop_token_ids
-    template = load_chat_template(files, began=began, arguments=begin.arguments) if began else None
-    RunRenderer.turns = TurnText(
-        Tokenizer.from_file(str(files / "tokenizer.json")), template, stops, begin.system_prompt
-    )
-    RunRenderer.stop_token_ids, RunRenderer.config_class = stops, BaseRendererConfig
-    fields = env_config_type(begin.module).model_fields.items()
+    fields = env_config_type(begin.what).model_fields.items()
     roles = {name: {"runtime": {"type": "subprocess"}} for name, one in fields if isinstance(one.default, AgentConfig)}
-    return EnvServer(resolve_env_config({"taskset": {"id": begin.module}, **roles}), f"ipc://{directory}/server")
+    return EnvServer(resolve_env_config({"taskset": {"id": begin.what}, **roles}), f"ipc://{directory}/server")
 
 
 def _sides(taskset: Any) -> dict[str, list[dict[str, Any]]]:
@@ -103,17 +53,14 @@ def _ended(episode: Any) -> EpisodeResult:
     return EpisodeResult(reward=sum(trace.reward for trace in played), parts=dict(list(parts.items())[:MAX_PARTS]))
 
 
-async def _serve(begin: TasksetBegin, channel: ChildChannel) -> None:
-    from renderers.configs import CustomRendererConfig
-    from verifiers.v1.configs.client import TrainClientConfig
+async def _serve(begin: ProgramBegin, channel: ChildChannel) -> None:
+    from verifiers.v1.configs.client import EvalClientConfig
     from verifiers.v1.serve import EnvClient
     from verifiers.v1.types import SamplingConfig
 
     with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
         server = _open(begin, directory)
         sides, client = _sides(server.env.taskset), EnvClient(server.address)
-        renderer = CustomRendererConfig(import_path="swarm.tasks.verifiers_child.RunRenderer")
-        given = {"base_url": f"{begin.url}/v1", "renderer": renderer, "renderer_model_name": begin.files}
         serving = asyncio.create_task(server.run())
         serving.add_done_callback(lambda done: done.cancelled() or os._exit(1))  # Or callers would wait for ever
 
@@ -122,18 +69,22 @@ async def _serve(begin: TasksetBegin, channel: ChildChannel) -> None:
                 return EpisodeResult()  # An empty prompt id only checks that the taskset has loaded.
             side, _, number = call.prompt_id.rpartition("-")
             task = sides[side][int(number) % len(sides[side])]
-            endpoint = TrainClientConfig(**given, headers=call.headers)
+            variable = f"{KEY}_{call.key}"
+            os.environ[variable] = call.key
+            endpoint = EvalClientConfig(base_url=f"{begin.url}/v1", api_key_var=variable)
             try:
-                return _ended(await client.run(endpoint, "policy", SamplingConfig(**begin.sampling), task))
+                return _ended(await client.run(endpoint, POLICY, SamplingConfig(**begin.sampling), task))
             except Exception as error:  # noqa: BLE001 - whatever a taskset raises, only this episode fails
                 return EpisodeResult(fault=f"{type(error).__name__}: {' '.join(str(error).split())}"[:400])
+            finally:
+                del os.environ[variable]
 
         await channel.serve_side_by_side(Play, play)
         serving.cancel()
 
 
 def main() -> None:
-    begin = msgspec.json.decode(sys.argv[1], type=TasksetBegin)
+    begin = msgspec.json.decode(sys.argv[1], type=ProgramBegin)
     channel = ChildChannel()
     with channel.alive():
         asyncio.run(_serve(begin, channel))

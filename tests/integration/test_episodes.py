@@ -135,6 +135,21 @@ def test_two_players_train_on_their_games(swarm: Swarm) -> None:
     assert '"player":2' in (learner.run_dir / "report.html").read_text()
 
 
+@pytest.mark.slow
+def test_an_agent_is_trained_on_through_the_endpoint(swarm: Swarm) -> None:
+    """It makes three calls an episode, two of them of one conversation, and an engine draws them within its limits."""
+    pytest.importorskip("openai", reason="the extra agents is not installed")
+    learner = lead(swarm, f"agent:{Path(__file__).with_name('players.py')}:counts")
+    episodes = ends_well(learner, *join(swarm, learner, 1))
+    for one in episodes:
+        assert [turn["seat"] for turn in one["turns"]] == [1, 1, 2]
+        assert [turn["end"] - turn["start"] <= 2 for turn in one["turns"]] == [True] * 3
+        assert len({round(sum(t["reward"] for t in one["turns"] if t["seat"] == seat), 6) for seat in (1, 2)}) == 1
+    lines = learner.metrics()
+    assert all(line["grad_norm"] > 0 for line in lines), "rewards differ, and are trained on"
+    assert all(line["rewards/forks/mean"] == 1.0 for line in lines)
+
+
 @pytest.mark.long
 def test_a_taskset_of_verifiers_is_trained_on_through_the_endpoint(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch

@@ -35,7 +35,7 @@ async def test_a_question_is_answered_by_the_policy(tmp_path: Path) -> None:
     policy = ScriptedPolicy(drawn("yes$"))
     async with serving(endpoint(policy), tmp_path):
         assert await chat(tmp_path, "is it so?") == (0, "y e s\n", "")
-    assert policy.asked == [("", tuple(letters().encode("is it so?").ids))]
+    assert policy.asked == [tuple(letters().encode("is it so?").ids)]
     assert policy.rules == [RULES]
 
 
@@ -43,7 +43,7 @@ async def test_a_question_comes_from_a_pipe_after_the_system_prompt(tmp_path: Pa
     policy = ScriptedPolicy(drawn("a$"))
     async with serving(endpoint(policy), tmp_path):
         assert (await chat(tmp_path, "--system", "be short ", stdin="who?"))[0] == 0
-    assert policy.asked == [("", tuple(letters().encode("be short who?").ids))]
+    assert policy.asked == [tuple(letters().encode("be short who?").ids)]
 
 
 async def test_no_escape_of_a_volunteer_s_reaches_the_terminal(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +16,8 @@ from swarm.inference.episodes import ExternalEpisodes
 from swarm.inference.server import Endpoint, serving
 from swarm.rollout.plane.effects import StepWanted
 from swarm.tasks.base import SEAT, TaskOptions
+from swarm.tasks.programs import ProgramBegin, ProgramRuns, verifiers_task
 from swarm.tasks.turns import TurnText
-from swarm.tasks.verifiers import TasksetBegin, VerifiersRuns, VerifiersTask
 from swarm.types import GroupId, Observed, Prompt, Rollout, SamplingRules, Unscored
 from tests.integration.processes import run_command
 
@@ -28,45 +27,37 @@ TASKSETS = Path(__file__).parents[2] / "examples" / "verifiers"
 RULES = SamplingRules(temperature=1.0, max_new_tokens=4, stop_token_ids=(0,))
 
 
-Answer = Callable[[str], list[int]]
-
-
-async def play(played: ExternalEpisodes, prompt: Prompt, answer: Answer, read: list[str], of: Tokenizer) -> Observed:
-    """Play an episode as the plane does: each observation is answered by a turn. Return the last one."""
-    drawn: list[bytes] = []
-    turn: Rollout | None = None
+async def play(played: ExternalEpisodes, prompt: Prompt, answer: Callable[[str], list[int]], of: Tokenizer) -> Any:
+    """Play an episode as the plane does: each observation is answered by a turn. Return the last one, and all read."""
+    turn, read = None, list[str]()
     while True:
         group = GroupId(prompt.prompt_id)
-        begun = StepWanted(group_id=group, index=0, episode=group, prompt=prompt, drawn=())
-        observed = await played.step(replace(begun, drawn=tuple(drawn), newest=turn))
+        wanted = StepWanted(group_id=group, index=0, episode=group, prompt=prompt, drawn=(), newest=turn)
+        observed = await played.step(wanted)
         assert not isinstance(observed, Unscored), observed
         if observed.done:
-            return observed
+            return observed, read
         read.append(of.decode(list(array("i", observed.token_ids)), skip_special_tokens=False))
         ids = array("i", answer(read[-1]))
-        drawn.append(ids.tobytes())
         logprobs = array("f", [-0.5] * len(ids)).tobytes()
-        turn = Rollout(group_id=group, index=0, token_ids=drawn[-1], logprobs=logprobs, spans=(), finish="stop")
+        turn = Rollout(group_id=group, index=0, token_ids=ids.tobytes(), logprobs=logprobs, spans=(), finish="stop")
 
 
 @pytest.mark.long
 async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
-    from swarm.learner.tiny import tiny_model, tiny_tokenizer
+    from swarm.learner.tiny import tiny_tokenizer
 
     # Modules are found where the learner was started.
     monkeypatch.chdir(TASKSETS)
     tiny_tokenizer().save_pretrained(tmp_path)
-    tiny_model(0).config.save_pretrained(tmp_path)
     letters = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    task = VerifiersTask(TaskOptions(name="verifiers:echo_digits"), "echo_digits")
-    text, vocabulary = TurnText(letters, None, (0,)), letters.get_vocab_size()
-    endpoint = Endpoint(cast(Any, None), text, RULES, context=512, vocabulary=vocabulary)
-    async with serving(endpoint, tmp_path) as url:
-        sampling = {"temperature": 1.0, "max_tokens": 4.0}
-        begin = TasksetBegin(module="echo_digits", files=str(tmp_path), url=url, sampling=sampling, stop_token_ids=(0,))
-        runs = VerifiersRuns(begin, endpoint.token, tmp_path / "log")
-        played = endpoint.episodes = ExternalEpisodes(runs.run)
+    task, text = verifiers_task(TaskOptions(name="verifiers:echo_digits"), "echo_digits"), TurnText(letters, None, (0,))
+    endpoint = Endpoint(cast(Any, None), text, RULES, context=512)
+    async with serving(endpoint, tmp_path) as place:
+        begin = ProgramBegin(what="echo_digits", url=place.url, sampling={"temperature": 1.0, "max_tokens": 4.0})
+        runs = ProgramRuns("swarm.tasks.verifiers_child", begin, endpoint.key_of, tmp_path / "log")
+        played = endpoint.episodes = ExternalEpisodes(runs.run, text)
 
         def right(said: str) -> list[int]:
             # With an id that this text would not be tokenised to: it stays as it was drawn.
@@ -75,23 +66,21 @@ async def test_a_taskset_is_played_through_the_endpoint(tmp_path: Path, monkeypa
         def wrong(said: str) -> list[int]:
             return letters.encode("=", add_special_tokens=False).ids
 
-        async def one(prompt: Prompt, answer: Answer) -> tuple[Observed, list[str]]:
-            read: list[str] = []
-            return await play(played, prompt, answer, read, letters), read
-
         try:
             good, bad, held = await asyncio.gather(
-                one(task.prompt(3), right), one(task.prompt(4), wrong), one(task.held_out(1)[0], right)
+                play(played, task.prompt(3), right, letters),
+                play(played, task.prompt(4), wrong, letters),
+                play(played, task.held_out(1)[0], right, letters),
             )
         finally:
             await runs.close()
-    for end, reward in ((good, 1.0), (bad, 0.0), (held, 1.0)):
-        assert end[0] == Observed(
+    for (end, read), reward in ((good, 1.0), (bad, 0.0), (held, 1.0)):
+        assert end == Observed(
             seat=SEAT, rewards=(0.0, reward), done=True, exact=reward == 1.0, parts={"right": reward}
         )
-        # Two turns: each observation is what the environment said, and no turn of the model's.
-        assert [text[-1] for text in end[1]] == ["=", "="]
-        assert len(end[1][1]) == 2
+        # Two turns of one conversation: each observation is what the environment said, and no turn of the model's.
+        assert [text[-1] for text in read] == ["=", "="]
+        assert len(read[1]) == 2
     assert len({good[1][0], bad[1][0]}) == 2 or good[1][1] != bad[1][1]
 
 
@@ -101,23 +90,22 @@ def test_a_taskset_that_is_not_there_ends_the_learner_before_anybody_joins(tmp_p
     place = ("--host", "127.0.0.1", "--port", "0", "--run-dir", str(tmp_path / "run"))
     done = run_command("lead", *place, "--model", "tiny", "--task", "verifiers:no_such")
     assert done.returncode == 2, done.stderr
-    assert "echo-node: the taskset cannot be played: " in done.stderr.splitlines()[-1]
+    assert "echo-node: what plays the episodes cannot be loaded: " in done.stderr.splitlines()[-1]
     assert "'no_such' not found" in done.stderr.splitlines()[-1]
 
 
 def test_a_lacking_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.tasks.verifiers.find_spec", lambda name: None)
+    monkeypatch.setattr("swarm.tasks.programs.find_spec", lambda name: None)
     with pytest.raises(UserError, match="the extra `verifiers`"):
-        VerifiersTask(TaskOptions(name="verifiers:x"), "x")
+        verifiers_task(TaskOptions(name="verifiers:x"), "x")
 
 
 def test_a_task_names_what_is_played_and_is_not_scored_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.tasks.verifiers.find_spec", lambda name: True)
-    task = VerifiersTask(TaskOptions(name="verifiers:x"), "x")
+    monkeypatch.setattr("swarm.tasks.programs.find_spec", lambda name: True)
+    task = verifiers_task(TaskOptions(name="verifiers:x"), "x")
     names = [task.prompt(0).prompt_id, task.prompt(1).prompt_id, *(one.prompt_id for one in task.held_out(2))]
     assert names == ["train-0", "train-1", "heldout-0", "heldout-1"]
     played = task.environment()
-    assert played.seats == SEAT + 1
     for ask in (lambda: task.score(task.prompt(0), ""), lambda: played.reset(0), lambda: played.step("")):
-        with pytest.raises(UserError, match="played by its own process"):
+        with pytest.raises(UserError, match="played by a process of its own"):
             ask()

@@ -35,7 +35,8 @@ NOTHING = Score(reward=0.0, exact=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRules:
     """The limits of an episode: turns of all its players, and tokens of each player's stream, the environment's
-    included. With `begins`, the environment says first who moves and what that player reads."""
+    included. With `begins`, a program plays: it says first what is read, and all streams are one player's, each with
+    the whole reward."""
 
     max_turns: int
     max_tokens: int
@@ -106,7 +107,9 @@ class Episode:
     def progress(self, rules: EpisodeRules) -> EpisodeProgress:
         """Return what a sampler needs to draw the next turn."""
         streams = tuple(bytes(one.token_ids) for one in self.streams) if self.begun else ()
-        return EpisodeProgress(max_tokens=rules.max_tokens, turn=self.turn, seat=self.seat, streams=streams)
+        return EpisodeProgress(
+            max_tokens=rules.max_tokens, turn=self.turn, seat=self.seat, streams=streams, limits=self.said.limits
+        )
 
     def tokens_left(self, rules: EpisodeRules) -> int:
         return rules.max_tokens - self.streams[self.seat].length
@@ -170,10 +173,10 @@ class Episode:
             seats=tuple(seats) if len(seats) > 1 else (),
         )
 
-    def scored(self) -> Score:
+    def scored(self, rules: EpisodeRules) -> Score:
         """Return what the first player that moved was given, and the others' as parts."""
         returns = {n: sum(one.reward for one in each.turns) for n, each in enumerate(self.streams) if each.turns}
-        first, *others = returns
+        first, *others = [*returns][:1] if rules.begins else returns
         parts = {**self.score.parts, **{f"reward_of_player_{seat + 1}": returns[seat] for seat in others}}
         return structs.replace(self.score, reward=returns[first], parts=dict([*parts.items()][:MAX_PARTS]))
 

@@ -117,11 +117,11 @@ class Sample:
         drew |= set(self.episode.nodes) if self.episode and self.rollout is None else set()
         return drew | ({self.author} if self.author is not None else set())
 
-    def returns(self, credit: Credit) -> tuple[float, tuple[float, ...]]:
+    def returns(self, credit: Credit, *, one_player: bool = False) -> tuple[float, tuple[float, ...]]:
         """Return what teaches of it: its reward, and what each player was given, or each turn with its credit."""
         assert self.rollout is not None
         assert self.score is not None
-        turns, seats = self.rollout.turns, range(len(self.rollout.seats))
+        turns, seats = self.rollout.turns, range(0 if one_player else len(self.rollout.seats))
         if credit == "turn":
             return self.score.reward, tuple(turn.reward for turn in turns)
         return self.score.reward, tuple(sum(turn.reward for turn in turns if turn.seat == seat) for seat in seats)

@@ -279,7 +279,8 @@ class RolloutPlane:
         rollout, node = episode.rollout(group.group_id, index, ended=ended), episode.nodes[-1]
         self.leased.answer(group, rollout, node)
         accepted = RolloutAccepted(number=group.order, node=node, rollout=rollout)
-        scored = self.scored(group.group_id, index, episode.scored())
+        assert group.episodes is not None
+        scored = self.scored(group.group_id, index, episode.scored(group.episodes))
         return [accepted, *scored] if group.purpose == "train" else scored
 
     def question(self, prompt: Prompt, rules: SamplingRules) -> GroupId | None:
@@ -647,7 +648,8 @@ class RolloutPlane:
         as many as a batch has it takes what there is."""
         if not self.rules.dynamic_sampling or self._replaced >= self.rules.groups_per_step:
             return False
-        return len({sample.returns(self.rules.credit) for sample in group.samples}) == 1
+        is_one = group.episodes is not None and group.episodes.begins
+        return len({sample.returns(self.rules.credit, one_player=is_one) for sample in group.samples}) == 1
 
     def _drop(self, group: Group, reason: str) -> list[Effect]:
         self.leased.close(group)

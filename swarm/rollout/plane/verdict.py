@@ -87,14 +87,15 @@ def _rules_fault(drawn: Rollout, group: Group, sample: Sample) -> str:
     """Return in what a completion, or a turn of an episode, breaks the rules of its group."""
     if drawn.finish == "failed":
         return ""
-    most = group.rules.max_new_tokens
+    rules, most = group.rules, group.rules.max_new_tokens
     if group.episodes is not None and sample.episode is not None:
-        most = min(most, sample.episode.tokens_left(group.episodes))
+        rules = sample.episode.said.limits.on(rules)
+        most = min(rules.max_new_tokens, sample.episode.tokens_left(group.episodes))
     if drawn.length > most:
         return f"{drawn.length} tokens are more than the lease's {most}"
     # With stop strings, any token may have completed one. Checking texts is left to rewards.
-    is_stop = int.from_bytes(drawn.token_ids[-4:], "little") in group.rules.stop_token_ids
-    if drawn.finish == "stop" and not is_stop and not group.rules.stop:
+    is_stop = int.from_bytes(drawn.token_ids[-4:], "little") in rules.stop_token_ids
+    if drawn.finish == "stop" and not is_stop and not rules.stop:
         return "finished by a stop token that is not there"
     if drawn.finish == "length" and drawn.length != most:
         return "finished by length before the length was reached"

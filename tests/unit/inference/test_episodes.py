@@ -1,188 +1,287 @@
-"""Episodes that a program drives, with programs of a few lines."""
+"""Episodes that a program plays, with programs of a few lines."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from swarm.errors import ChildFailed, ProtocolError
-from swarm.inference.episodes import ExternalEpisodes
+from swarm.errors import ChildFailed, ProtocolError, UserError
+from swarm.inference import episodes as module
+from swarm.inference.episodes import ExternalEpisodes, Said
 from swarm.rollout.plane.effects import StepWanted
 from swarm.tasks.base import SEAT, EpisodeResult
-from swarm.types import GroupId, Observed, Prompt, Rollout, Unscored
+from swarm.tasks.turns import TurnText
+from swarm.types import AS_LEASED, GroupId, Observed, Prompt, TurnLimits, Unscored
+from tests.unit.inference.scripted import STOP, drawn, letters
 
-Ask = Callable[[Sequence[int]], Awaitable[list[int]]]
-Program = Callable[[Ask], Awaitable[EpisodeResult]]
-"""Plays an episode: it is given what asks for a turn with token ids, and returns what was drawn."""
+Program = Callable[["Played"], Awaitable[EpisodeResult]]
 
 PROMPT = Prompt(prompt_id="train-7", text="", answer="")
 
 
-def episodes(program: Program, **options: float) -> ExternalEpisodes:
-    async def run(episode: str, prompt_id: str) -> EpisodeResult:
-        assert prompt_id == PROMPT.prompt_id
+class Played(ExternalEpisodes):
+    """Episodes of a program that is given them, and makes calls of the episode e."""
 
-        async def ask(token_ids: Sequence[int]) -> list[int]:
-            return list((await found.continue_episode(episode, token_ids)).tokens())
+    def __init__(self, program: Program, **options: Any) -> None:
+        async def run(episode: str, prompt: Prompt) -> EpisodeResult:
+            assert prompt == PROMPT
+            return await program(self)
 
-        return await program(ask)
+        super().__init__(run, TurnText(letters(), None, (STOP,)), **options)
 
-    found = ExternalEpisodes(run, **options)
-    return found
+    async def call(
+        self, text: str, limits: TurnLimits = AS_LEASED, *, count: int = 1, seeded: bool = False
+    ) -> list[str]:
+        return [one.message["content"] for one in await self.said(text, limits, count=count, seeded=seeded)]
+
+    async def said(self, text: str, limits: TurnLimits = AS_LEASED, *, count: int = 1, seeded: bool = False) -> Any:
+        return await self.ask("e", text, (), limits, count, seeded=seeded)
 
 
-def wanted(*turns: Sequence[int]) -> StepWanted:
-    drawn = tuple(array("i", turn).tobytes() for turn in turns)
-    newest = turn(*turns[-1]) if turns else None
-    return StepWanted(group_id=GroupId("g"), index=3, episode="e", prompt=PROMPT, drawn=drawn, newest=newest)
+def wanted(answer: str | None = None) -> StepWanted:
+    """What the plane asks for at the beginning, or after a turn."""
+    newest = drawn(answer) if answer is not None else None
+    return StepWanted(group_id=GroupId("g"), index=3, episode="e", prompt=PROMPT, drawn=(), newest=newest)
 
 
-async def one_turn(ask: Ask) -> EpisodeResult:
-    """The program of an episode with one turn."""
-    await ask([1])
+def read(one: Observed | Unscored, seat: int = SEAT) -> str:
+    assert isinstance(one, Observed), one
+    assert (one.seat, one.done) == (seat, False)
+    return str(letters().decode(list(array("i", one.token_ids)))).replace(" ", "")
+
+
+async def one_turn(played: Played) -> EpisodeResult:
+    await played.call("a")
     return EpisodeResult(reward=1.0)
 
 
-def turn(*token_ids: int) -> Rollout:
-    logprobs = array("f", [-1.0] * len(token_ids))
-    return Rollout("g", 3, array("i", token_ids).tobytes(), logprobs.tobytes(), (), "stop")
-
-
-def read(one: Observed | Unscored) -> list[int]:
-    assert isinstance(one, Observed)
-    assert (one.seat, one.done) == (SEAT, False)
-    return list(array("i", one.token_ids))
-
-
 async def test_the_end_has_the_reward_and_nothing_is_kept() -> None:
-    async def program(ask: Ask) -> EpisodeResult:
-        await ask([1, 2])
+    async def program(played: Played) -> EpisodeResult:
+        assert await played.call("hi") == ["b"]
         return EpisodeResult(reward=1.0, parts={"right": 1.0})
 
-    played = episodes(program)
-    assert read(await played.step(wanted())) == [1, 2]
+    played = Played(program)
+    assert read(await played.step(wanted())) == "hi"
     end = Observed(seat=SEAT, rewards=(0.0, 1.0), done=True, exact=True, parts={"right": 1.0})
-    assert await played.step(wanted([3])) == end
+    assert await played.step(wanted("b$")) == end
     with pytest.raises(ProtocolError, match="no episode 'e'"):
-        await played.continue_episode("e", [1])
+        await played.call("hi")
 
 
-TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
+async def test_each_answer_says_what_was_drawn_for_it_and_after_how_much() -> None:
+    found = list[Said]()
 
-
-@given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=6))
-def test_what_is_observed_and_drawn_is_what_the_program_saw(turns: list[tuple[list[int], list[int]]]) -> None:
-    """The stream that is trained on is the program's last request and the turn that answered it."""
-    seen: list[int] = []
-
-    async def program(ask: Ask) -> EpisodeResult:
-        for said, _ in turns:
-            seen.extend(said)
-            seen.extend(await ask(list(seen)))
+    async def program(played: Played) -> EpisodeResult:
+        found.extend(await played.said("abc", count=2))
         return EpisodeResult()
 
-    async def play() -> list[int]:
-        played, stream = episodes(program), list[int]()
-        observed = await played.step(wanted())
-        for number, (_, answer) in enumerate(turns):
-            stream += [*read(observed), *answer]
-            observed = await played.step(wanted(*(a for _, a in turns[: number + 1])))
-        assert isinstance(observed, Observed)
-        assert observed.done
-        return stream
-
-    assert asyncio.run(play()) == seen
-
-
-@pytest.mark.parametrize("second", [[1, 2, 9, 4], [1, 2], [1, 2, 3], [9], []])
-async def test_a_conversation_that_drifted_is_refused_and_not_scored(second: list[int]) -> None:
-    async def program(ask: Ask) -> EpisodeResult:
-        await ask([1, 2])
-        try:
-            await ask(second)
-        except ProtocolError as error:
-            return EpisodeResult(fault=str(error))
-        raise AssertionError
-
-    played = episodes(program)
+    played = Played(program)
     await played.step(wanted())
-    outcome = await played.step(wanted([3]))
-    assert isinstance(outcome, Unscored)
-    assert "drifted" in outcome.reason
+    await played.step(wanted("x$"))
+    await played.step(wanted("yz"))
+    assert [(one.message["content"], one.read, one.name) for one in found] == [("x", 3, "turn-0"), ("y z", 3, "turn-1")]
+    assert [one.drawn for one in found] == [drawn("x$"), drawn("yz")]
 
 
-async def test_an_episode_has_one_conversation() -> None:
-    played = episodes(one_turn)
+async def test_calls_side_by_side_are_drawn_one_after_another_in_streams_of_their_own() -> None:
+    """Every stream gets the whole reward: which of them earned it is not known."""
+    answers = list[list[str]]()
+
+    async def program(played: Played) -> EpisodeResult:
+        answers.extend(await asyncio.gather(played.call("a", count=2), played.call("b")))
+        answers.append(await played.call("ax"))
+        return EpisodeResult(reward=0.5)
+
+    played = Played(program)
+    assert read(await played.step(wanted())) == "a"
+    assert read(await played.step(wanted("x$")), SEAT + 1) == "a"
+    assert read(await played.step(wanted("y$")), SEAT + 2) == "b"
+    assert read(await played.step(wanted("z$"))) == "", "it goes on after its own x"
+    end = await played.step(wanted("w"))
+    assert answers == [["x", "y"], ["z"], ["w"]]
+    assert isinstance(end, Observed)
+    assert (end.rewards, end.parts["forks"], end.exact) == ((0.0, 0.5, 0.5, 0.5), 2.0, False)
+
+
+async def test_rewards_of_calls_are_credited_to_them_and_every_stream_ends_with_the_sum() -> None:
+    async def program(played: Played) -> EpisodeResult:
+        await played.call("a")
+        played.reward("e", 0.25, None)
+        await played.call("b")
+        played.reward("e", 0.5, 0)
+        played.reward("e", 0.125, 1)
+        return EpisodeResult(reward=1.0)
+
+    played = Played(program)
     await played.step(wanted())
-    with pytest.raises(ProtocolError, match="one conversation"):
-        await played.continue_episode("e", [1])
+    second = await played.step(wanted("x$"))
+    assert isinstance(second, Observed)
+    assert (second.seat, second.rewards) == (SEAT + 1, (0.0, 0.25))
+    end = await played.step(wanted("y$"))
+    assert isinstance(end, Observed)
+    total = 1.0 + 0.25 + 0.5 + 0.125
+    assert (end.rewards, end.exact) == ((0.0, total - 0.25, total), True)
+
+
+async def test_the_control_s_reward_counts_instead_of_all_that_a_program_gives() -> None:
+    async def program(played: Played) -> EpisodeResult:
+        await played.call("a")
+        played.reward("e", 0.5, None)
+        await played.call("ax")
+        return EpisodeResult(reward=0.5)
+
+    played = Played(program, control=lambda wanted: wanted.index / 4)
+    await played.step(wanted())
+    second = await played.step(wanted("x$"))
+    end = await played.step(wanted("y$"))
+    assert isinstance(second, Observed)
+    assert isinstance(end, Observed)
+    assert (second.rewards, end.rewards, end.exact) == ((), (0.0, 0.75), True)
+
+
+@pytest.mark.parametrize(("reward", "turn"), [(float("nan"), None), (1.0, 1), (1.0, -1), (1.0, None)])
+async def test_what_is_no_turn_or_no_number_is_not_credited(reward: float, turn: int | None) -> None:
+    async def program(played: Played) -> EpisodeResult:
+        if turn is not None or reward != 1.0:
+            await played.call("a")
+        with pytest.raises(ProtocolError, match="no such turn"):
+            played.reward("e", reward, turn)
+        await played.call("b")
+        return EpisodeResult()
+
+    played = Played(program)
+    observed = await played.step(wanted())
+    for _ in range(3):
+        if isinstance(observed, Observed) and observed.done:
+            break
+        observed = await played.step(wanted("x$"))
+    assert isinstance(observed, Observed)
+    assert observed.done
+
+
+async def test_the_limits_of_a_call_are_those_of_its_turn_and_a_seed_is_counted() -> None:
+    async def program(played: Played) -> EpisodeResult:
+        await played.call("a", TurnLimits(max_new_tokens=2, stop=("\n",)), seeded=True)
+        return EpisodeResult()
+
+    played = Played(program)
+    first = await played.step(wanted())
+    assert isinstance(first, Observed)
+    assert first.limits == TurnLimits(max_new_tokens=2, stop=("\n",))
+    end = await played.step(wanted("x$"))
+    assert isinstance(end, Observed)
+    assert end.parts == {"seeds_ignored": 1.0}
+
+
+async def test_a_call_that_cannot_be_read_is_its_asker_s_fault_and_the_episode_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def program(played: Played) -> EpisodeResult:
+        with pytest.raises(UserError, match="refused"):
+            await played.ask("e", [{"role": "user", "content": "x"}], (), AS_LEASED, 1, seeded=False)
+        await played.call("a")
+        return EpisodeResult()
+
+    def refuse(self: TurnText, messages: Any, tools: Any = ()) -> list[int]:
+        if tools == () and isinstance(messages[0], dict):
+            raise UserError("refused")
+        return [1]
+
+    monkeypatch.setattr(TurnText, "opening", refuse)
+    assert read(await Played(program).step(wanted())) == "a"
+
+
+async def test_too_many_calls_of_one_episode_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CALLS", 2)
+
+    async def program(played: Played) -> EpisodeResult:
+        with pytest.raises(ProtocolError, match="wait already"):
+            await played.call("a", count=3)
+        await played.call("a", count=2)
+        return EpisodeResult()
+
+    assert read(await Played(program).step(wanted())) == "a"
+
+
+async def test_what_an_asker_gave_up_before_it_was_drawn_is_not_drawn() -> None:
+    async def program(played: Played) -> EpisodeResult:
+        first, second = asyncio.create_task(played.call("a")), asyncio.create_task(played.call("b"))
+        await asyncio.sleep(0)
+        second.cancel()
+        await first
+        await played.call("c")
+        return EpisodeResult()
+
+    played = Played(program)
+    assert read(await played.step(wanted())) == "a"
+    assert read(await played.step(wanted("x$")), SEAT + 1) == "c"
 
 
 async def test_a_program_that_dies_or_thinks_too_long_costs_its_episode() -> None:
-    async def dies(ask: Ask) -> EpisodeResult:
-        raise ChildFailed("the environment server died")
+    async def dies(played: Played) -> EpisodeResult:
+        raise ChildFailed("the agent process died")
 
-    async def thinks(ask: Ask) -> EpisodeResult:
+    async def thinks(played: Played) -> EpisodeResult:
         await asyncio.Event().wait()
         return EpisodeResult()
 
-    assert await episodes(dies).step(wanted()) == Unscored(reason="the environment server died")
-    outcome = await episodes(thinks, step_s=0.01).step(wanted())
-    assert outcome == Unscored(reason="it took longer than 0.01 s")
+    assert await Played(dies).step(wanted()) == Unscored(reason="the agent process died")
+    assert await Played(thinks, step_s=0.01).step(wanted()) == Unscored(reason="it took longer than 0.01 s")
 
 
 @pytest.mark.parametrize("ended", [EpisodeResult(reward=float("nan")), EpisodeResult(parts={"right": float("inf")})])
 async def test_a_reward_that_is_no_number_is_none(ended: EpisodeResult) -> None:
-    async def program(ask: Ask) -> EpisodeResult:
+    async def program(played: Played) -> EpisodeResult:
         return ended
 
-    assert isinstance(await episodes(program).step(wanted()), Unscored)
+    assert isinstance(await Played(program).step(wanted()), Unscored)
 
 
 async def test_turns_of_a_life_before_cannot_be_played_again() -> None:
-    assert isinstance(await episodes(one_turn).step(wanted([3])), Unscored)
+    assert isinstance(await Played(one_turn).step(wanted("x")), Unscored)
 
 
 async def test_a_program_hears_that_its_episode_was_given_up() -> None:
-    heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    heard = list[str]()
 
-    async def program(ask: Ask) -> EpisodeResult:
-        try:
-            await ask([1])
-        except ProtocolError as error:
-            heard.set_result(str(error))
+    async def program(played: Played) -> EpisodeResult:
+        for text in ("a", "b"):
+            with pytest.raises(ProtocolError) as fault:
+                await played.call(text)
+            heard.append(str(fault.value))
         return EpisodeResult()
 
-    played = episodes(program)
+    played = Played(program)
     await played.step(wanted())
     played.end("e")
     played.end("e")
-    assert await heard == "this episode was given up"
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert heard[0] == "this episode was given up"
+    assert "no episode 'e'" in heard[1]
 
 
 async def test_only_episodes_that_are_open_go_on() -> None:
-    played = episodes(one_turn)
-    for name in ("e", "f"):
+    played = Played(one_turn)
+    for name in ("f", "e"):
         await played.step(replace(wanted(), episode=name))
     played.keep({"e"})
     with pytest.raises(ProtocolError, match="no episode 'f'"):
-        await played.continue_episode("f", [1])
-    assert isinstance(await played.step(replace(wanted([3]), episode="f")), Unscored)
-    assert isinstance(await played.step(wanted([3])), Observed)
+        played.reward("f", 1.0, None)
+    assert isinstance(await played.step(replace(wanted("x"), episode="f")), Unscored)
 
 
 async def test_a_fault_of_an_episode_that_was_given_up_troubles_nobody() -> None:
     told: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
 
-    played = episodes(one_turn)
+    played = Played(one_turn)
     await played.step(wanted())
     played.end("e")
     await asyncio.sleep(0)

@@ -12,10 +12,14 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.inference import server
+from swarm.inference.episodes import ExternalEpisodes
 from swarm.inference.server import ADDRESS, Endpoint, serving
-from tests.unit.inference.scripted import RULES, ScriptedPolicy, drawn, endpoint
+from swarm.tasks.base import EpisodeResult
+from swarm.tasks.turns import TurnText
+from swarm.types import Prompt
+from tests.unit.inference.scripted import RULES, ScriptedPolicy, drawn, endpoint, letters
 
-GENERATE, CHAT, MODELS = "/inference/v1/generate", "/v1/chat/completions", "/v1/models"
+CHAT, TEXT, REWARD, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/reward", "/v1/models"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -32,31 +36,11 @@ async def post(
             return answer.status, json.loads(text) if answer.content_type == "application/json" else text
 
 
-async def test_a_turn_comes_back_as_token_ids_with_a_log_prob_each() -> None:
-    policy = ScriptedPolicy(drawn("ab$"))
-    status, answer = await post(policy, GENERATE, {"model": "m", "token_ids": [3, 4]}, **{"X-Echo-Episode": "e1"})
-    (choice,) = answer["choices"]
-    assert status == 200
-    assert policy.asked == [("e1", (3, 4))]
-    assert (choice["token_ids"], choice["finish_reason"]) == ([1, 2, 0], "stop")
-    assert choice["logprobs"]["content"] == [
-        {"token": f"token_id:{one}", "logprob": value} for one, value in ((1, -0.25), (2, -0.5), (0, -0.75))
-    ]
-
-
-async def test_a_run_without_a_program_of_its_own_has_no_episode_to_go_on_with() -> None:
-    served = endpoint(ScriptedPolicy())
-    served.episodes = None
-    status, answer = await post(served, GENERATE, {"token_ids": [3]}, **{"X-Echo-Episode": "e1"})
-    assert status == 400
-    assert "played by its own environment" in answer["error"]["message"]
-
-
-@pytest.mark.parametrize("path", [GENERATE, CHAT])
-@pytest.mark.parametrize("token", ["", "wrong", "é"])
+@pytest.mark.parametrize("path", [TEXT, CHAT, REWARD])
+@pytest.mark.parametrize("token", ["", "wrong", "é", ":", "0123:t0/1.2"])
 async def test_nothing_is_asked_without_the_token(path: str, token: str) -> None:
     policy = ScriptedPolicy()
-    status, answer = await post(policy, path, {"token_ids": [3], "messages": HELLO}, token=token)
+    status, answer = await post(policy, path, {"prompt": "a", "messages": HELLO, "reward": 1}, token=token)
     assert status == 401
     assert ADDRESS in answer["error"]["message"]
     assert policy.asked == []
@@ -65,22 +49,29 @@ async def test_nothing_is_asked_without_the_token(path: str, token: str) -> None
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        (GENERATE, b"{", "truncated"),
+        (TEXT, b"{", "truncated"),
         (CHAT, b'{"messages": [{"role": "user", "content": "\xff"}]}', "utf-8"),
-        (GENERATE, {}, "token_ids"),
-        (GENERATE, {"token_ids": []}, "$.token_ids"),
-        (GENERATE, {"token_ids": [-1]}, "$.token_ids"),
-        (GENERATE, {"token_ids": ["a"]}, "$.token_ids"),
-        (GENERATE, {"token_ids": [10**6]}, "none with the id 1000000"),
-        (GENERATE, {"token_ids": [1] * 64}, "reads 64 tokens, and here are 64"),
+        (TEXT, {}, "prompt"),
+        (TEXT, {"prompt": ""}, "$.prompt"),
+        (TEXT, {"prompt": "a" * 64}, "reads 64 tokens, and here are 64"),
+        (REWARD, {"reward": 1}, "played by its own environment"),
         (CHAT, {"messages": []}, "$.messages"),
         (CHAT, {"messages": [{"role": "oracle", "content": ""}]}, "$.messages[0].role"),
         (CHAT, {"messages": HELLO * 20}, "reads 64 tokens, and here are 100"),
-        (CHAT, {"messages": HELLO, "n": 2}, "$.n"),
+        (CHAT, {"messages": HELLO, "n": 33}, "$.n"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "image_url"),
+        (CHAT, {"messages": HELLO, "top_k": 50}, "top_k"),
+        (CHAT, {"messages": HELLO, "min_p": 0.1}, "min_p"),
+        (CHAT, {"messages": HELLO, "presence_penalty": 0.5}, "penalties"),
+        (CHAT, {"messages": HELLO, "frequency_penalty": 0.5}, "penalties"),
+        (CHAT, {"messages": HELLO, "logit_bias": {"1": 5}}, "logit_bias"),
+        (CHAT, {"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
         (CHAT, {"messages": HELLO, "top_p": 0.9}, "$.top_p"),
         (CHAT, {"messages": HELLO, "max_tokens": 0}, "$.max_tokens"),
         (CHAT, {"messages": HELLO, "temperature": -1}, "$.temperature"),
-        (CHAT, {"messages": HELLO, "stop": ["a"] * 17}, "$.stop"),
+        (CHAT, {"messages": HELLO, "stop": ["a"] * 5}, "$.stop"),
     ],
 )
 async def test_what_cannot_be_asked_is_refused_in_a_line_that_names_it(path: str, body: Any, words: str) -> None:
@@ -93,7 +84,7 @@ async def test_what_cannot_be_asked_is_refused_in_a_line_that_names_it(path: str
 
 
 async def test_a_body_that_is_too_large_is_not_read() -> None:
-    status, answer = await post(ScriptedPolicy(), GENERATE, b" " * (server.BODY_BYTES + 1))
+    status, answer = await post(ScriptedPolicy(), CHAT, b" " * (server.BODY_BYTES + 1))
     assert (status, str(server.BODY_BYTES) in answer["error"]["message"]) == (413, True)
 
 
@@ -116,7 +107,8 @@ async def test_a_chat_is_answered_as_openai_s_clients_expect_it() -> None:
     assert status == 200
     assert answer["object"] == "chat.completion"
     (choice,) = answer["choices"]
-    assert choice == {"index": 0, "message": {"role": "assistant", "content": "h i !"}, "finish_reason": "length"}
+    message = {"role": "assistant", "content": "h i !"}
+    assert choice == {"index": 0, "message": message, "finish_reason": "length", "logprobs": None}
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
     assert policy.rules == [RULES]
 
@@ -131,14 +123,55 @@ async def test_a_chat_is_drawn_by_the_rules_that_it_names_within_the_run_s() -> 
     assert {rules.stop_token_ids for rules in policy.rules} == {RULES.stop_token_ids}
 
 
-async def test_a_stream_is_the_whole_text_in_one_event_and_an_end() -> None:
-    status, text = await post(ScriptedPolicy(drawn("hi$")), CHAT, {"messages": HELLO, "stream": True})
-    first, last, rest = text.split("\n\n")
-    chunk = json.loads(first.removeprefix("data: "))
+async def test_a_stream_is_the_whole_text_in_one_event_an_end_and_what_it_used() -> None:
+    asked = {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
+    status, text = await post(ScriptedPolicy(drawn("hi$")), CHAT, asked)
+    *events, last, rest = text.split("\n\n")
+    first, second, used = (json.loads(event.removeprefix("data: ")) for event in events)
     assert (status, last, rest) == (200, "data: [DONE]", "")
-    assert chunk["object"] == "chat.completion.chunk"
-    (choice,) = chunk["choices"]
-    assert choice == {"index": 0, "delta": {"role": "assistant", "content": "h i"}, "finish_reason": "stop"}
+    assert {one["object"] for one in (first, second, used)} == {"chat.completion.chunk"}
+    (begun,), (ended,) = first["choices"], second["choices"]
+    assert (begun["delta"], begun["finish_reason"]) == ({"role": "assistant", "content": "h i"}, None)
+    assert (ended["delta"], ended["finish_reason"]) == ({}, "stop")
+    assert (used["choices"], used["usage"]["completion_tokens"]) == ([], 3)
+
+
+async def test_a_text_goes_on_and_several_answers_have_places_and_log_probs() -> None:
+    policy = ScriptedPolicy(drawn("b$"), drawn("cd"))
+    status, answer = await post(policy, TEXT, {"prompt": "a", "n": 2})
+    assert (status, answer["object"], policy.asked) == (200, "text_completion", [(1,), (1,)])
+    assert [(one["index"], one["text"]) for one in answer["choices"]] == [(0, "b"), (1, "c d")]
+    _, answer = await post(ScriptedPolicy(drawn("ab$")), CHAT, {"messages": HELLO, "logprobs": True})
+    found = [(one["token"], one["logprob"]) for one in answer["choices"][0]["logprobs"]["content"]]
+    assert found == [("a", -0.25), ("b", -0.5), ("$", -0.75)]
+
+
+async def test_the_key_of_an_episode_asks_for_its_turns_and_nothing_else() -> None:
+    policy = ScriptedPolicy()
+    served = endpoint(policy)
+
+    async def run(episode: str, prompt: Prompt) -> EpisodeResult:
+        return EpisodeResult()
+
+    served.episodes = ExternalEpisodes(run, TurnText(letters(), None, (0,)))
+    key = served.key_of("t0/1.2")
+    for path, body in ((CHAT, {"model": "policy", "messages": HELLO}), (TEXT, {"model": "policy", "prompt": "a"})):
+        status, answer = await post(served, path, body, token=key)
+        assert (status, policy.asked) == (400, [])
+        assert "no episode 't0/1.2' is played" in answer["error"]["message"]
+    other = key.replace("t0/1.2", "t0/1.3")
+    assert (await post(served, REWARD, {"reward": 1}, token=other))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [("temperature", 1.0, "draws at the temperature 0.7, not 1"), ("model", "gpt-5", "no model 'gpt-5'")],
+)
+async def test_what_a_turn_that_is_trained_on_cannot_have_is_refused(field: str, value: Any, words: str) -> None:
+    served = endpoint(ScriptedPolicy())
+    key = served.key_of("t0/1.2")
+    status, answer = await post(served, CHAT, {"model": "org/model", "messages": HELLO, field: value}, token=key)
+    assert (status, words in answer["error"]["message"]) == (400, True)
 
 
 async def test_a_crowd_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +197,9 @@ async def test_only_the_owner_can_read_where_it_is_and_nothing_is_left_of_it(tmp
     path.write_text("of a life before")
     path.chmod(0o644)
     served = endpoint(ScriptedPolicy())
-    async with serving(served, tmp_path) as url:
+    async with serving(served, tmp_path) as place:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert json.loads(path.read_text()) == {"url": url, "token": served.token}
-        assert url.startswith("http://127.0.0.1:")
+        assert json.loads(path.read_text()) == {"url": place.url, "token": served.token}
+        assert place.url.startswith("http://127.0.0.1:")
+        assert stat.S_IMODE(Path(place.socket).parent.stat().st_mode) == 0o700
     assert not path.exists()

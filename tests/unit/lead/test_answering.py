@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from swarm.errors import ProtocolError, UserError
+from swarm.errors import ProtocolError
 from swarm.inference.episodes import ExternalEpisodes
 from swarm.lead.answering import Answering, episode_rules, sampling_rules
 from swarm.rollout.plane.effects import StepWanted
@@ -17,8 +17,10 @@ from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.run.prompts import open_task
 from swarm.settings import LeadConfig
 from swarm.tasks.base import EpisodeResult
-from swarm.types import GroupId, SamplingRules
+from swarm.tasks.turns import TurnText
+from swarm.types import AS_LEASED, GroupId, Prompt, SamplingRules
 from tests.builders import prompt
+from tests.unit.inference.scripted import letters
 from tests.unit.runs import run_in
 
 
@@ -36,11 +38,9 @@ def test_the_environment_limits_an_episode_unless_the_user_does() -> None:
 
 
 def test_a_program_that_plays_says_first_what_is_read_and_gives_rewards_of_its_own() -> None:
-    rules = rules_of(is_external=True)
+    rules = rules_of(is_external=True, rewards={"random": 1.0})
     assert rules is not None
     assert rules.begins
-    with pytest.raises(UserError, match="it can have no random control: leave --reward out"):
-        rules_of(is_external=True, rewards={"random": 1.0})
 
 
 @pytest.mark.parametrize(("settings", "most"), [({}, 1), ({"max_new_tokens": 7}, 7), ({"max_new_tokens": 99}, 72)])
@@ -56,14 +56,15 @@ async def test_a_program_whose_episode_was_given_up_hears_of_it(
     monkeypatch.setattr("swarm.lead.answering.SWEEP_S", 0.0)
     heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def play(episode: str, prompt_id: str) -> EpisodeResult:
+    async def play(episode: str, prompt: Prompt) -> EpisodeResult:
         try:
-            await played.continue_episode(episode, [1])
+            await played.ask(episode, "1", (), AS_LEASED, 1, seeded=False)
         except ProtocolError as refused:
             heard.set_result(f"{episode}: {refused}")
         return EpisodeResult()
 
-    config, played = LeadConfig(task="frozen-lake"), ExternalEpisodes(play)
+    text = TurnText(letters(), None, ())
+    config, played = LeadConfig(task="frozen-lake"), ExternalEpisodes(play, text)
     service = cast(Any, SimpleNamespace(ask=None))
     answering = Answering(run_in(tmp_path, config=config), open_task(config), cast(Any, None), service)
     await answering.sweep(list)  # Without such a program it ends at once
@@ -74,5 +75,4 @@ async def test_a_program_whose_episode_was_given_up_hears_of_it(
     sweeping = asyncio.create_task(answering.sweep(lambda: ["open"]))
     assert await heard == "given up: this episode was given up"
     sweeping.cancel()
-    with pytest.raises(ProtocolError, match="drawn already"):
-        await played.continue_episode("open", [1])
+    played.end("open")

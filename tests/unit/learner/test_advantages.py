@@ -231,6 +231,36 @@ def test_a_player_that_never_spoke_has_no_row() -> None:
     assert [len(row.token_ids) for row in rows] == [5, 4]
 
 
+ONE = TrainerConfig(task="agent:play.py:play")
+
+
+def two_streams(reward: float, first: float = 0.0) -> TrainRollout:
+    """An episode of a program with two conversations, each with the whole reward."""
+    streams = (*turns((1, 2, first), (3, 4, reward - first), seat=1), *turns((5, 6, reward), seat=2))
+    return structs.replace(episode(*streams, seats=(0, 0, 4)), reward=reward)
+
+
+def test_the_conversations_of_one_program_have_the_advantage_of_their_episode() -> None:
+    """Of three episodes two forked; the mean counts each once, and a stream that no other has is compared too."""
+    alone = structs.replace(episode(*turns((1, 2, 1.0), seat=1), seats=(0, 0)), reward=1.0)
+    group = group_of(two_streams(0.0), alone, two_streams(0.5))
+    low, high, middle = plain_advantages([0.0, 1.0, 0.5])
+    found = [float(torch.as_tensor(row.advantage).flatten()[0]) for row in rows_of([group], ONE)]
+    assert found == pytest.approx([low, low, high, middle, middle])
+    assert not has_variance(group_of(two_streams(0.5), structs.replace(alone, reward=0.5)), ONE)
+
+
+def test_with_credit_by_turn_each_conversation_has_its_own_turns_and_all_are_compared() -> None:
+    by_turn = TrainerConfig(task="agent:play.py:play", credit="turn", turn_discount=1.0)
+    group = group_of(two_streams(1.0, 0.25), two_streams(0.0))
+    rows = rows_of([group], by_turn)
+    assert len(rows) == 4
+    expected = turn_advantages([[1.0, 0.75], [1.0], [0.0, 0.0], [0.0]])
+    assert expected is not None
+    found = [float(torch.as_tensor(row.advantage).flatten()[0]) for row in rows]
+    assert found == pytest.approx([own[0] for own in expected])
+
+
 @pytest.mark.parametrize("discount", [1.0, 0.5, 0.0])
 def test_a_turn_is_credited_with_what_follows_it(discount: float) -> None:
     """Of three episodes; a third turn has one of them alone, which is compared with all turns."""

@@ -8,7 +8,7 @@ from swarm.rollout.messages import Answer, Stepped
 from swarm.rollout.plane.episodes import seat_seed
 from swarm.sampler.engine import Sampled
 from swarm.sampler.playing import Game
-from swarm.types import EpisodeProgress, Lease, Span
+from swarm.types import EpisodeProgress, Lease, Span, TurnLimits
 from tests.builders import STOP, floats, ints, lease, v
 
 PROMPT = lease().prompt_token_ids
@@ -45,6 +45,18 @@ def test_a_turn_continues_all_that_was_read_and_said_within_what_is_left() -> No
     second = game.answer(drawn(5, STOP))
     assert (second.turn, second.rollout.token_ids) == (1, ints(5, STOP))
     assert not game.goes_on(said(second, ended=True))
+
+
+def test_the_limits_of_a_turn_hold_for_that_turn_alone() -> None:
+    progress = EpisodeProgress(max_tokens=100, limits=TurnLimits(max_new_tokens=2, stop=("x",)))
+    (game,) = games(replace(lease(indices=(3,)), episode=progress))
+    rules, own = lease().rules, game.job().rules
+    assert (own.max_new_tokens, own.stop) == (2, (*rules.stop, "x"))
+    first = game.answer(drawn(4, STOP))
+    assert game.goes_on(replace(said(first, 7), limits=TurnLimits(max_new_tokens=3)))
+    assert (game.job().rules.max_new_tokens, game.job().rules.stop) == (3, rules.stop)
+    assert game.goes_on(said(game.answer(drawn(5, STOP)), 7))
+    assert game.job().rules == rules
 
 
 def test_another_player_reads_its_own_stream_and_draws_from_a_seed_of_its_own() -> None:

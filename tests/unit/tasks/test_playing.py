@@ -117,11 +117,11 @@ def test_each_player_reads_its_own_stream() -> None:
     read: list[tuple[str, object]] = []
 
     class Recorded(TurnText):
-        def opening(self, messages: Messages) -> list[int]:
+        def opening(self, messages: Any, tools: Any = ()) -> list[int]:
             read.append(("opening", messages[0][1]))
             return super().opening(messages)
 
-        def reply(self, drawn: Sequence[int], messages: Messages) -> list[int]:
+        def reply(self, drawn: Sequence[int], messages: Any) -> list[int]:
             read.append((self.text_of(drawn), messages[0][1]))
             return super().reply(drawn, messages)
 

@@ -23,7 +23,7 @@ from swarm.rollout.plane.effects import Effect, Evaluated, GenerationFailed, Gra
 from swarm.rollout.plane.episodes import Episode, EpisodeRules, part_of, reads_of
 from swarm.rollout.plane.groups import LEASE_SLACK_S, MAX_LEASED_TOKENS
 from swarm.rollout.plane.plane import RolloutPlane
-from swarm.types import EpisodeProgress, Lease, NodeId, Observed, Prompt, Span, Turn
+from swarm.types import EpisodeProgress, Lease, NodeId, Observed, Prompt, Span, Turn, TurnLimits
 from tests.builders import (
     ALICE,
     BOB,
@@ -329,6 +329,40 @@ def test_an_environment_that_begins_says_what_is_read_first() -> None:
     assert draw(plane, turn(lease, 0)).newest == rollout(group_id="t0", tokens=(4, STOP))
     held_out = plane.evaluate(v(0), [prompt(0), prompt(1)])
     assert [(one.group_id, one.index, one.drawn) for one in held_out] == [("e0.1-0", 0, ()), ("e0.1-1", 0, ())]
+
+
+def test_a_turn_is_held_to_the_limits_that_its_program_set() -> None:
+    plane = plane_of(EpisodeRules(max_turns=5, max_tokens=40, begins=True))
+    *begun, _ = plane.ask(ALICE, v(0), 1, now=0.0)
+    (wanted,) = [effect for effect in begun if isinstance(effect, StepWanted)]
+    short = TurnLimits(max_new_tokens=2, stop=("x",))
+    observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1, limits=short))
+    (lease,) = ask(plane, ALICE, 0, 1)
+    assert lease.episode == EpisodeProgress(max_tokens=40, seat=1, streams=(b"", ints(5, 6)), limits=short)
+    assert verdict(plane, turn(lease, 0, 4, 4)) == ("malformed", "3 tokens are more than the lease's 2")
+    (lease,) = ask(plane, BOB, 0, 1)
+    stopped = structs.replace(rollout(group_id="t0", tokens=(4,)), finish="stop")  # By a string that only it has
+    wanted = draw(plane, answering(lease, stopped, 0), BOB)
+    observe(plane, wanted, Observed(token_ids=ints(7), seat=1))
+    went_on = plane.next_of(BOB, answering(lease, stopped, 0))
+    assert went_on is not None
+    assert went_on.limits == TurnLimits()
+    assert verdict(plane, answering(lease, stopped, 1), BOB)[1] == "finished by a stop token that is not there"
+
+
+def test_the_conversations_of_a_program_are_one_player_with_one_reward() -> None:
+    plane = plane_of(EpisodeRules(max_turns=5, max_tokens=40, begins=True))
+    *begun, _ = plane.ask(ALICE, v(0), 1, now=0.0)
+    (wanted,) = [effect for effect in begun if isinstance(effect, StepWanted)]
+    observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1))
+    (lease,) = ask(plane, ALICE, 0, 1)
+    play(plane, turn(lease, 0), Observed(token_ids=ints(7), seat=2))
+    end = Observed(rewards=(0.0, 0.5, 0.5), done=True, parts={"forks": 1.0})
+    accepted, scored, *_ = play(plane, turn(lease, 1), end)
+    assert isinstance(accepted, RolloutAccepted)
+    assert isinstance(scored, RolloutScored)
+    assert [(each.seat, each.reward) for each in accepted.rollout.turns] == [(1, 0.5), (2, 0.5)]
+    assert (scored.score.reward, scored.score.parts) == (0.5, {"forks": 1.0})
 
 
 def test_held_out_prompts_are_played_too_and_nothing_of_them_is_recorded() -> None:

@@ -1,0 +1,152 @@
+"""What OpenAI's clients send: which of it is followed, and which is refused because a sampler could not draw it, or
+nobody could draw it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from swarm.errors import ProtocolError
+from swarm.types import MAX_TOKENS, SamplingRules, StopString
+
+MAX_MESSAGES = 1024  # Of a chat: twice as many as an episode has turns
+MAX_ANSWERS = 32  # To one request: half of the conversations that an episode may have
+
+NewTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+Stop = StopString | Annotated[tuple[StopString, ...], Meta(max_length=4)] | None  # Four, as OpenAI has it
+
+
+class Function(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    function: Function
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
+class Part(msgspec.Struct, frozen=True):
+    type: str
+    text: str = ""
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | tuple[Part, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_call_id: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as chat templates expect it. ProtocolError for what is no text."""
+        parts = self.content if isinstance(self.content, tuple) else (Part("text", self.content or ""),)
+        if other := next((part.type for part in parts if part.type not in ("text", "refusal")), None):
+            raise ProtocolError(f"a message has a part of the type {other[:40]!r}, and the model reads texts alone")
+        role = "system" if self.role == "developer" else self.role
+        found: dict[str, Any] = {"role": role, "content": "".join(part.text for part in parts)}
+        found |= {name: value for name in ("name", "tool_call_id") if (value := getattr(self, name)) is not None}
+        if self.tool_calls:
+            found["tool_calls"] = [
+                {"id": one.id, "type": "function", "function": {"name": one.function.name, "arguments": _parsed(one)}}
+                for one in self.tool_calls
+            ]
+        return found
+
+
+class Streaming(msgspec.Struct, frozen=True):
+    include_usage: bool = False
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of both kinds of request. None is the run's own; what is not named here is ignored."""
+
+    model: str = ""
+    max_tokens: NewTokens | None = None
+    max_completion_tokens: NewTokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    stop: Stop = None
+    n: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] | None = None
+    stream: bool | None = None
+    stream_options: Streaming | None = None
+    logprobs: bool | int | None = None
+    seed: int | None = None
+    # Only to be refused, unless they change nothing
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_logprobs: int | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+    @property
+    def most(self) -> int:
+        """The most new tokens; 0 if it does not say."""
+        return self.max_completion_tokens or self.max_tokens or 0
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+
+    def check(self) -> None:
+        """Raise ProtocolError for what cannot be kept."""
+        if self.top_p not in (None, 1) or self.top_k not in (None, 0, -1) or self.min_p not in (None, 0):
+            raise ProtocolError("$.top_p, top_k and min_p: samplers draw from the whole policy, so leave them out")
+        if self.presence_penalty or self.frequency_penalty or self.logit_bias:
+            raise ProtocolError("penalties and logit_bias would draw from another policy: leave them out")
+        if self.response_format not in (None, {"type": "text"}) or self.tool_choice not in (None, "auto", "none"):
+            raise ProtocolError("response_format and a forced tool_choice cannot be drawn again: ask in words")
+        if self.top_logprobs:
+            raise ProtocolError("top_logprobs: samplers hand in the log-probs of what they drew alone")
+
+    def check_episode(self, rules: SamplingRules, names: Sequence[str]) -> None:
+        """Raise ProtocolError for what a turn that is trained on cannot have."""
+        if self.temperature not in (None, rules.temperature):
+            raise ProtocolError(f"the run draws at the temperature {rules.temperature:g}, not {self.temperature:g}")
+        if self.model not in names:
+            raise ProtocolError(f"no model {self.model[:64]!r} is trained here: name {names[0]}, or another base_url")
+
+
+class ChatRequest(Request, frozen=True, kw_only=True):
+    messages: Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    tools: tuple[dict[str, Any], ...] | None = None
+
+    @property
+    def offered(self) -> tuple[dict[str, Any], ...]:
+        return self.tools if self.tools and self.tool_choice != "none" else ()
+
+
+class TextRequest(Request, frozen=True, kw_only=True):
+    prompt: Annotated[str, Meta(min_length=1)]
+
+
+class RewardRequest(msgspec.Struct, frozen=True):
+    """Credit for the call that was answered as `id`, or for the newest one."""
+
+    reward: float
+    id: Annotated[str, Meta(max_length=64)] | None = None
+
+
+def as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message of ours as clients expect it."""
+    if not (calls := message.get("tool_calls")):
+        return dict(message)
+    called = [
+        {**one, "function": {**one["function"], "arguments": json.dumps(one["function"]["arguments"])}} for one in calls
+    ]
+    return {**message, "content": message["content"] or None, "tool_calls": called}
+
+
+def _parsed(call: ToolCall) -> Any:
+    try:
+        return json.loads(call.function.arguments)
+    except ValueError:
+        return call.function.arguments

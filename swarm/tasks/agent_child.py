@@ -1,0 +1,140 @@
+"""The process that plays `agent:FILE.py:FUNCTION`: the user's function, many episodes side by side on one event loop.
+
+`async def agent(row, client)` gets a row of the data and an openai.AsyncOpenAI of its own, whose key names the episode.
+It returns the reward, or rewards and figures by name. Without data, `row(number)` next to it makes the rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from swarm.confine import confine
+from swarm.errors import UserError
+from swarm.machine import limit_memory
+from swarm.process import PROGRESS_S, ChildChannel
+from swarm.tasks.base import EpisodeResult
+from swarm.tasks.drawn import HELD_OUT_BEGINS
+from swarm.tasks.functions import load_module
+from swarm.tasks.programs import POLICY, Play, ProgramBegin
+from swarm.tasks.reward_child import checked_figures, one_line
+
+CALL_S = 3600.0  # For an answer: the learner itself gives up an episode that it waits for in vain
+SIDE_BY_SIDE = 1024  # Calls of all episodes that have connections; others wait
+MEMORY_BYTES = 8 << 30  # Of the process (RLIMIT_DATA), with all its episodes
+
+
+class Agent:
+    """The function of the file that `what` names, loaded here."""
+
+    def __init__(self, begin: ProgramBegin, url: str) -> None:
+        from openai import DEFAULT_CONNECTION_LIMITS, AsyncOpenAI, DefaultAsyncHttpxClient
+
+        class Client(AsyncOpenAI):  # type: ignore[misc, unused-ignore]
+            """A client with the `model` to name, and a way to reward a call before the end."""
+
+            model = POLICY
+
+            async def reward(self, value: float, completion: Any = None) -> None:
+                """Credit the call that `completion` answered, or else the newest one."""
+                body = {"reward": float(value), "id": getattr(completion, "id", None)}
+                await self.post("/reward", body=body, cast_to=object)
+
+        pool = DefaultAsyncHttpxClient(limits=type(DEFAULT_CONNECTION_LIMITS)(max_connections=SIDE_BY_SIDE))
+        self._client = Client(base_url=f"{url}/v1", api_key="-", timeout=CALL_S, max_retries=0, http_client=pool)
+        self._path, _, name = begin.what.rpartition(":")
+        module = load_module(Path(self._path), f"the agent {begin.what}")
+        self._play: Any = getattr(module, name, None)
+        self._row = None if begin.has_data else getattr(module, "row", None)
+        if not inspect.iscoroutinefunction(self._play):
+            raise UserError(f"the agent {begin.what}: write `async def {name}(row, client)` in {self._path}")
+        if not begin.has_data and self._row is None:
+            raise UserError(
+                f"the agent {begin.what} has no data: add @jsonl:FILE, or `def row(number)` in {self._path}"
+            )
+
+    async def play(self, call: Play) -> EpisodeResult:
+        side, _, number = call.prompt_id.rpartition("-")
+        first = HELD_OUT_BEGINS if side == "heldout" else 0
+        client = self._client.copy(
+            api_key=call.key
+        )  # Its connections are shared: a pool of their own takes long to make
+        try:
+            row = json.loads(call.row) if self._row is None else self._row(first + int(number))
+            return _result(await self._play(row, client))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an agent may raise anything
+            frames = traceback.extract_tb(error.__traceback__)
+            *_, line = (one.lineno for one in frames if one.filename == self._path or one is frames[0])
+            return EpisodeResult(fault=f"it raised {one_line(error)} ({self._path}, line {line})"[:400])
+
+
+def _result(found: Any) -> EpisodeResult:
+    """What an agent returned. Of several figures, `reward` is the reward, or else their sum."""
+    if not isinstance(found, Mapping):
+        return EpisodeResult(reward=checked_figures({"the reward": found})["the reward"])
+    parts = checked_figures(found)
+    return EpisodeResult(reward=parts.pop("reward") if "reward" in parts else sum(parts.values()), parts=parts)
+
+
+async def _tunnel(path: str) -> str:
+    """Listen on this network namespace's own loopback, and pass all to the endpoint's socket. Return the URL."""
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass  # Either end may go first
+        finally:
+            writer.close()
+
+    async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        out_reader, out_writer = await asyncio.open_unix_connection(path)
+        await asyncio.gather(copy(reader, out_writer), copy(out_reader, writer))
+
+    server = await asyncio.start_server(passed, "127.0.0.1", 0, backlog=SIDE_BY_SIDE)
+    return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def _serve(begin: ProgramBegin, channel: ChildChannel, exposed: str) -> None:
+    is_apart = not (begin.network or exposed)
+    try:
+        agent: Agent | UserError = Agent(begin, await _tunnel(begin.socket) if is_apart else begin.url)
+    except UserError as fault:
+        agent = fault  # For whoever calls
+
+    async def beat() -> None:
+        while True:  # On the event loop: an agent that holds it up is noticed
+            channel.progress()
+            await asyncio.sleep(PROGRESS_S)
+
+    async def play(call: Play) -> EpisodeResult:
+        if isinstance(agent, UserError):
+            raise agent
+        return await agent.play(call) if call.prompt_id else EpisodeResult(fault=exposed)
+
+    beating = asyncio.create_task(beat())
+    await channel.serve_side_by_side(Play, play)
+    beating.cancel()
+
+
+def main() -> None:
+    begin = msgspec.json.decode(sys.argv[1], type=ProgramBegin)
+    # Before a library is loaded or a thread started: neither could be taken along.
+    exposed = "" if begin.network else confine(begin.secrets, needs_loopback=True, name="agent")
+    limit_memory(MEMORY_BYTES)
+    channel = ChildChannel()
+    asyncio.run(_serve(begin, channel, exposed))
+
+
+if __name__ == "__main__":
+    main()
