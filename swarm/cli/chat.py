@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,15 +18,43 @@ from swarm.errors import UserError
 from swarm.types import printable
 
 ENDED_AT_ONCE = "(the model ended its answer at once)"
+POLL_S = 0.1  # Between two looks for a model that is loading
 ANSWER_S = 130.0  # The learner itself says after 120 (QUESTION_S of rollout/api.py) that nobody has answered
 
 
 def chat(
-    run_dir: Annotated[Path, typer.Argument(help="The run's directory.")],
+    run: Annotated[str, typer.Argument(help="Directory of a run that is led, or any model as `serve` takes it.")],
     question: Annotated[str | None, typer.Argument(help="Ask only this. Default: what stdin has, or a chat.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
 ) -> None:
-    """Talk with the current policy of a learner that runs here. Samplers answer; nothing of it is trained on."""
+    """Talk with the policy of a learner that runs here, whose samplers answer, or with a model that is served
+    meanwhile. Nothing of it is trained on."""
+    with _served(run) as directory:
+        talk_with(directory, question, system)
+
+
+@contextmanager
+def _served(run: str) -> Iterator[Path]:
+    """Yield the directory that says where to ask."""
+    directory = Path(run)
+    is_model = any((directory / name).exists() for name in ("checkpoints", "tokenizer.json")) or not directory.exists()
+    if (directory / "inference.json").exists() or not is_model:
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="echo-node-") as made:
+        command = [sys.executable, "-m", "swarm", "serve", run, "--address", made]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, process_group=0) as serving:
+            try:
+                while serving.poll() is None and not Path(made, "inference.json").exists():
+                    time.sleep(POLL_S)
+                if serving.returncode is not None:
+                    raise typer.Exit(serving.returncode)  # It has said why
+                yield Path(made)
+            finally:
+                serving.terminate()
+
+
+def talk_with(run_dir: Path, question: str | None, system: str | None) -> None:
     begun = [] if system is None else [{"role": "system", "content": system}]
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read()

@@ -1,10 +1,12 @@
-"""`eval`: measure a model on a task's held-out prompts, without a swarm and without training it."""
+"""`eval` and `serve`: a model that is not trained, without a swarm."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,21 +32,58 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure a model on held-out prompts: its accuracy with an interval, pass@k, and lengths of answers."""
+    flags: dict[str, Any] = {"task": task, "rewards": rewards or None, "max_new_tokens": max_new_tokens}
+    flags |= {"eval_prompts": prompts, "eval_samples": samples}
+    with _frozen("eval", model, flags, config, engine, device) as (settings, *how):
+        from swarm.lead.evaluate import evaluate as measure
+
+        found = _to_end(measure(settings, *how))
+    for line in table(found):
+        typer.echo(line)
+    if as_json:
+        typer.echo(json.dumps({"model": model or settings.model, "task": settings.task, **found}))
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="Directory, Hugging Face id, tiny, or a run's directory.")],
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Of 127.0.0.1. Default: a free one.")] = 0,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Longest answer. Default: what the model reads.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Unless a call names one. Default: the run's.")] = None,
+    engine: Annotated[str, typer.Option(help="auto, transformers, vllm or mlx.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    address: Annotated[Path | None, typer.Option(help="Directory where inference.json says where it is.")] = None,
+) -> None:
+    """Serve a model that is not trained at OpenAI's endpoint, on this machine: to try an agent, or to judge with."""
+    flags = {"max_new_tokens": max_new_tokens, "temperature": temperature, "task": "copy"}
+    with _frozen("serve", model, flags, None, engine, device) as (settings, *how):
+        from swarm.lead.frozen import serve as serve_model
+
+        _to_end(serve_model(settings, *how, port=port, address=address))
+
+
+def _to_end(work: Coroutine[Any, Any, Any]) -> Any:
     from swarm.cli.run import run_to_end, until_signalled
+
+    return run_to_end(until_signalled(work, stop_with_stdin=False))
+
+
+@contextmanager
+def _frozen(
+    who: str, model: str | None, flags: dict[str, Any], config: Path | None, engine: str, device: str
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the settings of a model, or of a run whose model is exported first; its engine's kind and options; what
+    says a line; and what removes the export."""
     from swarm.run.directory import merging, recorded_config
     from swarm.settings import JoinConfig, LeadConfig
     from swarm.settings_file import load_config
 
-    flags: dict[str, Any] = {"task": task, "rewards": rewards or None, "max_new_tokens": max_new_tokens}
-    flags |= {"eval_prompts": prompts, "eval_samples": samples}
     run_dir = Path(model) if model is not None and (Path(model) / "checkpoints").is_dir() else None
     before: dict[str, Any] = {}
     if run_dir is not None:
         before, of_run = recorded_config(run_dir)
     settings = load_config(LeadConfig, config, flags | ({} if run_dir else {"model": model}), before=before)
     asked = load_config(JoinConfig, None, {"bootstrap": "127.0.0.1", "engine": engine, "device": device})
-    require("sampler", "eval")
-    from swarm.lead.evaluate import evaluate as measure
+    require("sampler", who)
     from swarm.learner.checkpoint.export import export_model
     from swarm.sampler.choice import choose_engine
 
@@ -56,12 +95,7 @@ def evaluate(
             typer.echo(f"the model of step {step} of {run_dir}", err=True)
             settings = settings.model_copy(update={"model": str(whole), "adapter": None})
         loaded = partial(shutil.rmtree, whole, ignore_errors=True)
-        work = measure(settings, kind, asked.engine_options, partial(typer.echo, err=True), loaded)
-        found = run_to_end(until_signalled(work, stop_with_stdin=False))
-    for line in table(found):
-        typer.echo(line)
-    if as_json:
-        typer.echo(json.dumps({"model": model or settings.model, "task": settings.task, **found}))
+        yield settings, kind, asked.engine_options, partial(typer.echo, err=True), loaded
 
 
 def table(found: dict[str, Any]) -> list[str]:

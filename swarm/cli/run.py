@@ -20,7 +20,7 @@ import typer
 
 from swarm import __version__
 from swarm.cli.chat import chat
-from swarm.cli.eval import evaluate
+from swarm.cli.eval import evaluate, serve
 from swarm.cli.machine import doctor, service_app
 from swarm.cli.options import Json, Sections, with_settings
 from swarm.cli.own import finish, leave, limits, logs, me, pause, resume
@@ -257,7 +257,7 @@ for own in (status, doctor, pause, resume, finish, leave, me, limits, logs):
     app.command()(own)
 app.command("set", epilog=SET_KEYS)(set_value)
 app.command("eval")(evaluate)
-for other in (audit, verify, report, dashboard, chat, plan, simulate, redteam):
+for other in (audit, verify, report, dashboard, chat, serve, plan, simulate, redteam):
     app.command()(other)
 app.add_typer(service_app, name="service")
 app.add_typer(tasks_app, name="tasks")

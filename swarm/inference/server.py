@@ -197,8 +197,8 @@ class Place:
 
 
 @asynccontextmanager
-async def serving(endpoint: Endpoint, run_dir: Path) -> AsyncIterator[Place]:
-    """Serve on a free port of 127.0.0.1 while the block runs. Note the URL with the token."""
+async def serving(endpoint: Endpoint, run_dir: Path, port: int = 0) -> AsyncIterator[Place]:
+    """Serve on a port of 127.0.0.1, any free one if it is 0, while the block runs. Note the URL with the token."""
     path, app = run_dir / ADDRESS, endpoint.application()
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
@@ -206,7 +206,7 @@ async def serving(endpoint: Endpoint, run_dir: Path) -> AsyncIterator[Place]:
         with tempfile.TemporaryDirectory(prefix="echo-node-") as directory:
             socket = str(Path(directory, "endpoint"))
             await web.UnixSite(runner, socket, backlog=REQUESTS).start()
-            await web.TCPSite(runner, "127.0.0.1", 0, backlog=REQUESTS).start()
+            await web.TCPSite(runner, "127.0.0.1", port, backlog=REQUESTS).start()
             url = next(f"http://127.0.0.1:{one[1]}" for one in runner.addresses if isinstance(one, tuple))
             path.unlink(missing_ok=True)
             path.touch(0o600)

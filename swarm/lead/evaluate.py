@@ -6,30 +6,34 @@ import asyncio
 import statistics
 import tempfile
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from math import inf, sqrt
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from swarm.errors import EchoError, UserError
-from swarm.lead.answering import sampling_rules
+from swarm.errors import UserError
+from swarm.inference.episodes import ExternalEpisodes
+from swarm.inference.server import ADDRESS, Endpoint, serving
+from swarm.lead.answering import episode_rules, program_runs, sampling_rules
 from swarm.lead.check import check_rewards, reward_pool
-from swarm.learner.messages import FROZEN, SMALL_FILES, WEIGHTS, Frozen
+from swarm.lead.frozen import SAMPLE_S, Drawing, drawing, lay_out
+from swarm.learner.messages import SMALL_FILES
+from swarm.rollout.plane.effects import StepWanted
+from swarm.rollout.plane.episodes import Episode, seat_seed
 from swarm.rollout.plane.groups import sample_seed
 from swarm.run.directory import LOGS
-from swarm.run.local import last_words, start_node, stop_nodes
-from swarm.run.prompts import ProgressLine, TaskRecord, most_prompt_tokens, open_prompts, open_task
-from swarm.sampler.engine import EngineKind, EngineOptions, Job, Sampled
-from swarm.sampler.worker import EngineWorker
+from swarm.run.prompts import ProgressLine, Prompts, TaskRecord, most_prompt_tokens, open_prompts, open_task
+from swarm.sampler.engine import EngineKind, EngineOptions, Job
 from swarm.settings import LeadConfig
 from swarm.tasks.reward_pool import Completion, RewardPool
-from swarm.types import GroupId, Prompt, Score, VersionId
+from swarm.types import GroupId, NodeId, Prompt, Rollout, SamplingRules, Score, Unscored
 
-SAMPLE_S = 1e6  # For one answer: nobody waits for the machine, and an engine that stands still is noticed
 Z = 1.96  # Standard deviations on either side of a mean that hold 95 %
 
 
@@ -43,6 +47,10 @@ class Answered:
     score: Score | None
 
 
+Answerer = Callable[[int, Prompt, int], Awaitable[Answered]]
+"""Answers a prompt, by its number, with a seed."""
+
+
 async def evaluate(
     config: LeadConfig,
     kind: EngineKind,
@@ -50,16 +58,15 @@ async def evaluate(
     say: Callable[[str], None],
     loaded: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Draw `eval_samples` answers to each of `eval_prompts` held-out prompts, and return figures of them. `loaded` is
-    called once the files of the model are not needed any more."""
+    """Draw `eval_samples` answers to each of `eval_prompts` held-out prompts, or have a program play them as often, and
+    return figures of that. `loaded` is called once the files of the model are not needed any more."""
     progress = ProgressLine(say)
     task = open_task(config, progress)
-    if task.player is not None or task.is_external:
+    if task.player is not None and not task.is_external:
         raise UserError(f"{config.task} is played turn by turn: `echo-node lead` measures it at its first step")
-    with tempfile.TemporaryDirectory(prefix="echo-node-") as made:
-        directory = Path(made)
-        (directory / LOGS).mkdir()
-        frozen = await _frozen(config, directory)
+    async with AsyncExitStack() as exits:
+        directory = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="echo-node-")))
+        frozen = await lay_out(config, directory)
         loaded()
         record = TaskRecord(
             data_digest=task.data_digest,
@@ -69,80 +76,92 @@ async def evaluate(
         )
         prompts = open_prompts(config, task, directory / SMALL_FILES, record, say)
         held_out = prompts.held_out(config.eval_prompts)
-        engine = EngineWorker(directory, kind=kind, options=options)
-        pool = reward_pool(config, directory / SMALL_FILES, frozen.stop_token_ids)
-        try:
+        rules = sampling_rules(config, task, frozen.stop_token_ids)
+        if config.eval_samples == 1:
+            rules = msgspec.structs.replace(rules, temperature=0.0)
+        pool = None
+        if not task.is_external:
+            pool = reward_pool(config, directory / SMALL_FILES, frozen.stop_token_ids)
+            exits.push_async_callback(pool.close)
             await pool.start()
             if line := await check_rewards(pool, config, held_out[0]):
                 say(line)
-            await engine.launch()
-            started = await engine.load(frozen.layout)
-            say(f"engine: {started.engine} on {started.device} in {started.dtype}; {len(held_out)} held-out prompts")
-            version = VersionId(incarnation=0, version=0)
-            if refused := await engine.install(version, frozen.tensor_sums, directory / WEIGHTS):
-                raise EchoError(f"the engine does not hold the model: {refused.why}")
-            rules = sampling_rules(config, task, frozen.stop_token_ids)
-            if config.eval_samples == 1:
-                rules = msgspec.structs.replace(rules, temperature=0.0)
-            jobs = [
-                Job(prompt.token_ids, sample_seed(config.seed, GroupId(f"eval-{i}"), sample), rules, SAMPLE_S)
-                for i, prompt in enumerate(held_out)
-                for sample in range(config.eval_samples)
-            ]
-            return figures(await _answers(engine, pool, held_out, jobs, progress), config.eval_samples)
-        finally:
-            await engine.stop()
-            await pool.close()
+        engine = await exits.enter_async_context(drawing(frozen, directory, kind, options, config.seed, say))
+        say(f"{len(held_out)} held-out prompts")
+        answer: Answerer
+        if pool is None:
+            answer = await _played(config, prompts, rules, engine, directory, exits, frozen.context_tokens, say)
+        else:
+            answer = partial(_scored, engine, pool, rules)
+        done = list[Answered]()
 
+        async def one(number: int, sample: int) -> None:
+            seed = sample_seed(config.seed, GroupId(f"eval-{number}"), sample)
+            done.append(await answer(number, held_out[number], seed))
+            right = sum(one.score is not None and one.score.exact for one in done)
+            progress(f"{len(done)} of {len(held_out) * config.eval_samples} answers, {right} right")
 
-async def _frozen(config: LeadConfig, directory: Path) -> Frozen:
-    """Have a process of its own load the model, whose libraries are gone with it."""
-    log = directory / LOGS / "model.log"
-    words = (config.model, str(config.seed), str(directory))
-    child = await start_node(log, *words, module="swarm.learner.frozen")
-    try:
-        if await child.wait():
-            raise UserError(last_words(log).partition(" (log: ")[0])
-    finally:
-        await stop_nodes([child])
-    return msgspec.msgpack.decode((directory / FROZEN).read_bytes(), type=Frozen)
-
-
-async def _answers(
-    engine: EngineWorker, pool: RewardPool, prompts: Sequence[Prompt], jobs: Sequence[Job], say: Callable[[str], None]
-) -> list[Answered]:
-    """Draw and score all jobs, which come prompt by prompt: in batches, or as many side by side as there are places."""
-    each, size = len(jobs) // len(prompts), engine.places if engine.lockstep else 1
-    places, done = asyncio.Semaphore(1 if engine.lockstep else engine.places), list[Answered]()
-
-    async def draw(first: int) -> None:
-        async with places:
-            drawn = (await engine.generate(jobs[first : first + size])).samples
-        numbers = [(first + i) // each for i in range(len(drawn))]
-        done.extend(await _scored(pool, prompts, numbers, drawn))
-        right = sum(one.score is not None and one.score.exact for one in done)
-        say(f"{len(done)} of {len(jobs)} answers, {right} right")
-
-    await asyncio.gather(*(draw(first) for first in range(0, len(jobs), size)))
-    return done
+        await asyncio.gather(*(one(i, sample) for i in range(len(held_out)) for sample in range(config.eval_samples)))
+        return figures(done, config.eval_samples)
 
 
 async def _scored(
-    pool: RewardPool, prompts: Sequence[Prompt], numbers: Sequence[int], drawn: Sequence[Sampled]
-) -> list[Answered]:
-    if fault := next((one.fault for one in drawn if one.fault), ""):
-        raise EchoError(f"the engine drew no answer: {fault}")
-    pairs = zip(numbers, drawn, strict=True)
-    scores = await pool.score([Completion(prompt=prompts[i], token_ids=one.token_ids) for i, one in pairs], inf)
-    return [
-        Answered(
-            prompt=number,
-            tokens=len(array("i", one.token_ids)),
-            is_cut=one.finish == "length",
-            score=score if isinstance(score, Score) else None,
-        )
-        for number, one, score in zip(numbers, drawn, scores, strict=True)
-    ]
+    engine: Drawing, pool: RewardPool, rules: SamplingRules, number: int, prompt: Prompt, seed: int
+) -> Answered:
+    one = await engine.draw(Job(prompt.token_ids, seed, rules, SAMPLE_S))
+    (score,) = await pool.score([Completion(prompt=prompt, token_ids=one.token_ids)], inf)
+    tokens = len(array("i", one.token_ids))
+    return Answered(number, tokens, one.finish == "length", score if isinstance(score, Score) else None)
+
+
+async def _played(
+    config: LeadConfig,
+    prompts: Prompts,
+    rules: SamplingRules,
+    engine: Drawing,
+    directory: Path,
+    exits: AsyncExitStack,
+    context_tokens: int,
+    say: Callable[[str], None],
+) -> Answerer:
+    """Return what plays a prompt as the rollout plane has an episode played, with one engine."""
+    assert prompts.turns is not None
+    asked = sampling_rules(config, prompts.task, rules.stop_token_ids)  # What a client may name, greedy or not
+    endpoint = Endpoint(engine.ask, prompts.turns, asked, context=context_tokens, model=config.model)
+    place = await exits.enter_async_context(serving(endpoint, directory))
+    runs = program_runs(config, asked, endpoint, place, [directory / ADDRESS], directory / LOGS / "agent.log")
+    exits.push_async_callback(runs.close)
+    if line := await runs.begin():
+        say(line)
+    episodes = endpoint.episodes = ExternalEpisodes(runs.run, prompts.turns)
+    limits = episode_rules(config, prompts.task, context_tokens=context_tokens)
+    assert limits is not None
+
+    async def play(number: int, prompt: Prompt, seed: int) -> Answered:
+        episode = Episode(name=f"eval-{number}/{seed}")
+        newest: Rollout | None = None
+        while True:
+            wanted = StepWanted(
+                group_id=GroupId("eval"), index=number, episode=episode.name, prompt=prompt, drawn=(), newest=newest
+            )
+            said = await episodes.step(wanted)
+            if isinstance(said, Unscored):
+                say(f"the agent failed for prompt {prompt.prompt_id}: {said.reason}")
+                return Answered(number, sum(one.length for _, _, one in episode.drawn), False, None)
+            ended = episode.observe(said, limits)
+            if ended:
+                episodes.end(episode.name)
+                tokens = sum(one.length for _, _, one in episode.drawn)
+                return Answered(number, tokens, ended == "length", episode.scored(limits) if episode.drawn else None)
+            reads, seat = array("i", bytes(episode.streams[said.seat].token_ids)), said.seat
+            own = said.limits.on(rules)
+            most = min(own.max_new_tokens, episode.tokens_left(limits), context_tokens - len(reads))
+            own = msgspec.structs.replace(own, max_new_tokens=most)
+            one = await engine.draw(Job(tuple(reads), seat_seed(seed, seat), own, SAMPLE_S))
+            newest = Rollout("eval", number, one.token_ids, one.logprobs, one.spans, one.finish)
+            episode.take(NodeId("-"), newest)
+
+    return play
 
 
 def figures(answers: Sequence[Answered], samples: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import json
 import sys
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from swarm.tasks.programs import POLICY, Play, ProgramBegin
 from swarm.tasks.reward_child import checked_figures, one_line
 
 CALL_S = 3600.0  # For an answer: the learner itself gives up an episode that it waits for in vain
-SIDE_BY_SIDE = 1024  # Calls of all episodes that have connections; others wait
+SIDE_BY_SIDE = 4096  # Calls of all episodes that may begin to connect at a time
 MEMORY_BYTES = 8 << 30  # Of the process (RLIMIT_DATA), with all its episodes
 
 
@@ -36,7 +37,7 @@ class Agent:
     """The function of the file that `what` names, loaded here."""
 
     def __init__(self, begin: ProgramBegin, url: str) -> None:
-        from openai import DEFAULT_CONNECTION_LIMITS, AsyncOpenAI, DefaultAsyncHttpxClient
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         class Client(AsyncOpenAI):  # type: ignore[misc, unused-ignore]
             """A client with the `model` to name, and a way to reward a call before the end."""
@@ -48,8 +49,10 @@ class Agent:
                 body = {"reward": float(value), "id": getattr(completion, "id", None)}
                 await self.post("/reward", body=body, cast_to=object)
 
-        pool = DefaultAsyncHttpxClient(limits=type(DEFAULT_CONNECTION_LIMITS)(max_connections=SIDE_BY_SIDE))
-        self._client = Client(base_url=f"{url}/v1", api_key="-", timeout=CALL_S, max_retries=0, http_client=pool)
+        # Each episode has its own connections: for each call a shared pool looks through those of all episodes. And no
+        # proxy or certificate: it is this machine that is asked.
+        self._connections = partial(DefaultAsyncHttpxClient, verify=False, trust_env=False)
+        self._client = partial(Client, base_url=f"{url}/v1", timeout=CALL_S, max_retries=0)
         self._path, _, name = begin.what.rpartition(":")
         module = load_module(Path(self._path), f"the agent {begin.what}")
         self._play: Any = getattr(module, name, None)
@@ -64,16 +67,14 @@ class Agent:
     async def play(self, call: Play) -> EpisodeResult:
         side, _, number = call.prompt_id.rpartition("-")
         first = HELD_OUT_BEGINS if side == "heldout" else 0
-        client = self._client.copy(
-            api_key=call.key
-        )  # Its connections are shared: a pool of their own takes long to make
-        try:
-            row = json.loads(call.row) if self._row is None else self._row(first + int(number))
-            return _result(await self._play(row, client))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - an agent may raise anything
-            frames = traceback.extract_tb(error.__traceback__)
-            *_, line = (one.lineno for one in frames if one.filename == self._path or one is frames[0])
-            return EpisodeResult(fault=f"it raised {one_line(error)} ({self._path}, line {line})"[:400])
+        async with self._client(api_key=call.key, http_client=self._connections()) as client:
+            try:
+                row = json.loads(call.row) if self._row is None else self._row(first + int(number))
+                return _result(await self._play(row, client))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - an agent may raise anything
+                frames = traceback.extract_tb(error.__traceback__)
+                *_, line = (one.lineno for one in frames if one.filename == self._path or one is frames[0])
+                return EpisodeResult(fault=f"it raised {one_line(error)} ({self._path}, line {line})"[:400])
 
 
 def _result(found: Any) -> EpisodeResult:

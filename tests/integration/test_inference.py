@@ -60,3 +60,28 @@ async def test_a_fault_is_one_line(tmp_path: Path) -> None:
     # A learner that was killed leaves its address behind.
     (tmp_path / ADDRESS).write_text(json.dumps({"url": f"http://127.0.0.1:{free_port()}", "token": "t"}))
     assert await chat(tmp_path, "?") == (2, "", told)
+
+
+async def test_a_model_that_nobody_trains_is_served_for_a_chat_and_for_any_client(tmp_path: Path) -> None:
+    """`chat MODEL` serves it meanwhile; what comes of the process is gone with the chat."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "swarm", "chat", "tiny", "12="),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    assert out.decode().strip()
+    (line,) = [line for line in err.decode().splitlines() if line.startswith("base_url ")]
+    port = int(line.split()[1].split(":")[2].partition("/")[0])
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    status, out, err = await chat(tmp_path, "?")
+    assert (status, out) == (2, "")
+    assert "cannot be loaded" in err.splitlines()[-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm.cli import chat as module
-from swarm.cli.chat import ENDED_AT_ONCE, chat
+from swarm.cli.chat import ENDED_AT_ONCE, talk_with
 from swarm.errors import UserError
 
 Messages = list[dict[str, str]]
@@ -43,7 +43,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         monkeypatch.setattr("builtins.input", say)
         monkeypatch.setattr("sys.stdin", Terminal())
         monkeypatch.setattr(module, "_answer", answer)
-        chat(Path("run"), None, system)
+        talk_with(Path("run"), None, system)
         return asked
 
     return run
@@ -82,5 +82,5 @@ def test_it_says_that_a_model_ended_at_once_and_the_chat_goes_on_with_an_empty_a
     _, last = talk("hush", "two")
     assert words(last) == ["hush", "", "two"]
     assert ENDED_AT_ONCE in capsys.readouterr().out.splitlines()
-    chat(Path("run"), "hush", None)
+    talk_with(Path("run"), "hush", None)
     assert capsys.readouterr().out == f"{ENDED_AT_ONCE}\n"
