@@ -10,7 +10,7 @@ Both learning runs are `lead` with one sampler and the agent of examples/agents/
 second with a random reward. Figures:
 throughput_ratio  tokens/s of the calls over the engine's alone: median, and range of the pairs
 call_ms           one call with nothing to draw, client and all, median; and with 64 at once, wall time over calls
-learned           held-out reward after the last step, and before the first; control_learned the same with --reward random
+learned           held-out accuracy after the last step, and before the first; control_learned with a random reward
 """
 
 from __future__ import annotations
@@ -68,10 +68,14 @@ asyncio.run(main())
 """
 
 
-async def called(url: str, token: str, prompts: list[str], *, most: int, limit: int, rounds: int = 1) -> dict[str, float]:
+async def called(
+    url: str, token: str, prompts: list[str], *, most: int, limit: int, rounds: int = 1
+) -> dict[str, float]:
     """Return what the last round of calls took, by the official client in another process."""
     command = (sys.executable, "-c", CLIENT, f"{url}/v1", token)
-    child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    child = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
     out, _ = await child.communicate(json.dumps((prompts, most, rounds, limit)).encode())
     assert child.returncode == 0
     found: dict[str, float] = json.loads(out.splitlines()[-1])
@@ -156,7 +160,9 @@ async def learning(steps: int, *flags: str) -> tuple[float, float]:
         command = ("lead", "--model", "tiny", "--task", f"agent:{AGENT}:play", "--steps", str(steps), "--samplers", "1")
         place = ("--host", "127.0.0.1", "--port", "0", "--run-dir", str(run_dir))
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "swarm", *command, *place, *flags), stdout=sys.stderr, stdin=asyncio.subprocess.DEVNULL
+            *(sys.executable, "-m", "swarm", *command, *place, *flags),
+            stdout=sys.stderr,
+            stdin=asyncio.subprocess.DEVNULL,
         )
         assert await child.wait() in (0, 1)
         held_out = json.loads((run_dir / "summary.json").read_text())["held_out"]
@@ -179,7 +185,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150, help="of each learning run; 0 leaves them out")
     parser.add_argument("--model", type=Path, help="default: what examples/smollm2.py makes")
     options = parser.parse_args()
-    said(asyncio.run(measure(options)), options)
+    said(asyncio.run(measure(options)))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tests.pages import PART, PARTS, page
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 LINKED = [*DOCUMENTS, *sorted(ROOT.glob("docs/decisions/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
-OF_AN_EXAMPLE = {"backwards.py", "higher.py", "judge.py", "FILE.py"}  # In docs/tasks.md and docs/environments.md
+OF_AN_EXAMPLE = {"play.py", "backwards.py", "higher.py", "judge.py", "FILE.py"}
 MAX_LINES = 350
 
 
