@@ -32,6 +32,7 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks import Figures, listed, parser_of, said
+from benchmarks.charts import Chart, Curve, picture
 from benchmarks.learning_swarm import Run, RunFailed, Step, step_of
 from benchmarks.learning_swarm import run as run_swarm
 from swarm.broadcast.version.manifest import TensorSpec
@@ -40,7 +41,6 @@ from swarm.learner.process import trainer_config
 from swarm.learner.trainer import Trainer
 from swarm.models.device import as_streamed
 from swarm.process import NoParent
-from swarm.report.charts import Chart, Curve, picture
 from swarm.report.figures import Column
 from swarm.rollout.plane.groups import sample_seed
 from swarm.sampler.engine import EngineOptions, Generate, Job, Sampled, Start

@@ -1,13 +1,11 @@
-"""`echo-node simulate`: a scenario on the virtual clock, its figures, and a picture of it."""
+"""`echo-node simulate`: a scenario on the virtual clock, its and its figures."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
@@ -15,7 +13,6 @@ import typer
 from swarm.cli.options import Json
 from swarm.cli.plan import ScenarioFile, load_scenario, planned, progress
 from swarm.errors import UserError
-from swarm.pay.prices import HOUR_S
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,8 +20,6 @@ if TYPE_CHECKING:
     from swarm.plan.plan import Plan
     from swarm.plan.scenario import Scenario
     from swarm.plan.simulate.outcome import Settings, SwarmFigures
-    from swarm.plan.simulate.swarm import CapacitySimulation
-    from swarm.report.charts import Chart, Curve
 
 Activate = Literal["all", "cheapest"]
 
@@ -40,7 +35,6 @@ def simulate(
     max_staleness: Annotated[int | None, typer.Option(min=0, help="S. Default: that of the plan.")] = None,
     publish_every_steps: Annotated[int | None, typer.Option(min=1, help="K. Default: that of the plan.")] = None,
     budget_per_hour: Annotated[float | None, typer.Option(help="Most that samplers may cost, with traffic.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the run: an .svg file.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="A line for each event of interest.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -48,8 +42,6 @@ def simulate(
     from swarm.pay.selection import Rules
     from swarm.plan.simulate.swarm import CapacitySimulation
 
-    if plot is not None:
-        _check_plot(plot)
     scenario = load_scenario(file)
     if activate not in get_args(Activate):
         raise UserError(f"--activate {activate}: all or cheapest")
@@ -75,8 +67,6 @@ def simulate(
         )
         figures = simulation.run()
     title = f"{scenario.scenario.name}: {settings.hours:g} h, seed {seed}, {activate}"
-    if plot is not None:
-        draw(simulation, figures, plot, title)
     if as_json:
         typer.echo(json.dumps(as_object(scenario, settings, figures, seed=seed, activate=activate)))
     else:
@@ -112,83 +102,6 @@ def planned_setting(scenario: Scenario, *, max_staleness: int | None) -> Plan:
         bounds = scenario.staleness.model_copy(update={"S": (max_staleness,)})
         scenario = scenario.model_copy(update={"staleness": bounds})
     return planned(scenario, idle_target=NEARLY_BUSY)
-
-
-def draw(simulation: CapacitySimulation, figures: SwarmFigures, file: Path, title: str) -> None:
-    """Write the picture to a file that `_check_plot` accepted. Raise UserError if it cannot be written."""
-    from swarm.report.charts import picture
-
-    measured = figures.capacity
-    said = (
-        f"learner idle {measured.idle_share:.1%}, discarded {measured.discarded_share:.1%}, staleness "
-        f"{measured.mean_staleness:.2f}, {figures.active:.0f} of {figures.there:.0f} samplers active"
-    )
-    try:
-        file.write_text(picture(title, said, charts_of(simulation)))
-    except OSError as error:
-        raise UserError(f"cannot write {file}: {error.strerror}") from error
-
-
-def _check_plot(file: Path) -> None:
-    """Raise UserError if the picture could not be written, before the run, which takes minutes."""
-    if file.suffix != ".svg":
-        raise UserError(f"--plot {file}: name a file that ends with .svg")
-    if not file.parent.is_dir():
-        raise UserError(f"--plot {file}: there is no directory {file.parent}")
-
-
-def charts_of(simulation: CapacitySimulation) -> list[Chart]:
-    """Return charts over the hours: the learner's waits, the active samplers, speed and age of versions, costs."""
-    from swarm.report.charts import Chart, Curve
-    from swarm.report.figures import Column
-
-    timeline, bound = simulation.timeline, simulation.settings.max_staleness
-    currency = simulation.scenario.scenario.currency
-    hours = [moment.at_s / HOUR_S for moment in timeline.moments]
-    batches = [step.at_s / HOUR_S for step in timeline.steps]
-
-    def chart(title: str, unit: str, *curves: Curve) -> Chart:
-        marks = [(mark.at_s / HOUR_S, mark.text) for mark in timeline.marks]
-        until = simulation.settings.hours
-        return Chart(title=title, unit=unit, curves=curves, across="hour", marks=marks, until=until)
-
-    def curve(name: str, at: Sequence[float], values: Iterable[float]) -> Curve:
-        return Curve(name=name, column=Column.of(zip(at, values, strict=True)))
-
-    moments = timeline.moments
-    staleness = chart(
-        "Staleness of batches",
-        "learner steps",
-        curve("mean", batches, [step.mean_staleness for step in timeline.steps]),
-        curve("oldest", batches, [step.max_staleness for step in timeline.steps]),
-        curve(f"bound S = {bound}", [0.0, simulation.settings.hours], [bound, bound]),
-    )
-    return [
-        chart(
-            "The learner waited for a batch", "s", curve("waited", batches, [one.waited_s for one in timeline.steps])
-        ),
-        chart(
-            "Samplers",
-            "",
-            curve("there, or on offer", hours, [moment.there for moment in moments]),
-            curve("with weights", hours, [moment.ready for moment in moments]),
-            curve("active", hours, [moment.active for moment in moments]),
-            curve("at work", hours, [moment.active * moment.used_share for moment in moments]),
-        ),
-        chart(
-            "From a publication to the last active sampler",
-            "s",
-            curve(
-                "version",
-                [one.from_s / HOUR_S for one in timeline.versions],
-                [one.to_s - one.from_s for one in timeline.versions],
-            ),
-        ),
-        staleness,
-        chart("Cost", f"{currency} per hour", curve("rate", hours, [moment.cost_per_hour for moment in moments])),
-        # The first step pays for the start of the whole fleet.
-        chart("Cost", f"{currency} per step", curve("step", batches[1:], [one.cost for one in timeline.steps[1:]])),
-    ]
 
 
 # -- words ---------------------------------------------------------------------------------------------------------

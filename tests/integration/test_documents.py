@@ -51,7 +51,7 @@ NOT_RUN = {
 
 LONG = {
     "bin/echo-node plan examples/lab-4b.toml": "half a minute on a busy machine; test_plan.py has a quick one",
-    "bin/echo-node simulate examples/lab-4b.toml --seed 1 --hours 6 --plot run.svg": "minutes on a busy machine",
+    "bin/echo-node simulate examples/lab-4b.toml --seed 1 --hours 6": "minutes on a busy machine",
 }
 """Runs in the longer ring only."""
 

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -41,15 +40,12 @@ def test_the_same_seed_gives_the_same_figures_in_json() -> None:
 
 
 @pytest.mark.slow
-def test_a_person_reads_the_figures_and_sees_them(tmp_path: Path) -> None:
-    picture = tmp_path / "lab.svg"
-    done = simulate(*SHORT, "--trace", "--plot", str(picture))
+def test_a_person_reads_the_figures() -> None:
+    done = simulate(*SHORT, "--trace")
     assert done.returncode == 0, done.stderr
     assert re.search(r"learner idle +\d", done.stdout)
     assert re.search(r"0:\d\d:\d\d vast-3090-\d is activated", done.stdout)
     assert re.search(r"batch 1 taken after", done.stdout)
-    drawn = ElementTree.parse(picture).getroot()
-    assert len(drawn.findall("{http://www.w3.org/2000/svg}svg")) == 6
 
 
 @pytest.mark.parametrize(
@@ -60,8 +56,6 @@ def test_a_person_reads_the_figures_and_sees_them(tmp_path: Path) -> None:
         (("--activate", "some"), "--activate some: all or cheapest"),
         (("--max-staleness", "2", "--publish-every-steps", "4"), "more than S \\+ 1 = 3"),
         (("--budget-per-hour", "-1"), "--budget-per-hour -1.0: it must be at least 0"),
-        (("--hours", "0.1", "--plot", "lab.txt"), "name a file that ends with .svg"),
-        (("--hours", "0.1", "--plot", "no/such/lab.svg"), "--plot no/such/lab.svg: there is no directory no/such"),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[str, ...], line: str) -> None:

@@ -38,7 +38,7 @@ from swarm.plan.simulate.learner import SimulatedLearner, figures_between, tally
 from swarm.plan.simulate.machines import Costs, Node, nodes_of
 from swarm.plan.simulate.outcome import Happened, Settings, Sums, SwarmFigures, figures_of
 from swarm.plan.simulate.sampler import Occupancy, Sampler
-from swarm.plan.simulate.timeline import POINTS, Mark, Moment, SimulatedTimeline, StepTaken
+from swarm.plan.simulate.timeline import POINTS, Moment, SimulatedTimeline, StepTaken
 from swarm.plan.simulate.world import World
 from swarm.rollout.plane.nodes import MISSED_BEATS
 from swarm.types import NodeId, Rollout
@@ -182,7 +182,6 @@ class CapacitySimulation:
         )
         self._end_s = settings.hours * HOUR_S
         self._period_s = self._demand.period_s
-        self._places = 0.0, 0.0
         self._deciding = False
         self._since_decided = 0
         self._decided_at = 0.0
@@ -253,7 +252,7 @@ class CapacitySimulation:
 
     def _depart(self, departure: Departure) -> None:
         gone = [node for node in self.nodes.values() if node.there and node.kind.name == departure.fleet]
-        self._mark(f"all {len(gone)} of {departure.fleet} vanish")
+        self._say(f"all {len(gone)} of {departure.fleet} vanish")
         for node in gone:
             self._later(node, self._fates.random() * departure.within_s, "vanishes", self._vanish)
 
@@ -398,15 +397,9 @@ class CapacitySimulation:
     def _taken(self, batch: list[Rollout], waited_s: float) -> None:
         now, step = self.world.now, self.learner.steps
         ages = [step - oldest for rollout in batch if (oldest := rollout.oldest) is not None]
-        taken = StepTaken(
-            at_s=now,
-            waited_s=waited_s,
-            mean_staleness=fmean(ages),
-            max_staleness=max(ages),
-            cost=self.costs.stepped(now=now),
-        )
-        self.timeline.steps.append(taken)
-        self._say(f"batch {step} taken after {waited_s:.0f} s, staleness {taken.mean_staleness:.2f}")
+        self.costs.stepped(now=now)
+        self.timeline.steps.append(StepTaken(at_s=now, waited_s=waited_s))
+        self._say(f"batch {step} taken after {waited_s:.0f} s, staleness {fmean(ages):.2f}")
         self._choice.stepped(self._demand.train_step_s, waited_s, now=now)
         self._since_decided += 1
         if self._since_decided >= self.settings.publish_every_steps:
@@ -421,26 +414,12 @@ class CapacitySimulation:
     # -- what is seen ----------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        before, after = self._places, self.occupancy.sums(now=self.world.now)
-        self._places = after
         nodes = self.nodes.values()
-        self.timeline.moments.append(
-            Moment(
-                at_s=self.world.now,
-                there=sum(node.there for node in nodes),
-                ready=sum(node.ready for node in nodes),
-                active=sum(node.wanted and node.ready for node in nodes),
-                used_share=(after[1] - before[1]) / max(1.0, after[0] - before[0]),
-                cost_per_hour=self.costs.figures(now=self.world.now).rate_per_hour,
-            )
-        )
+        there, active = sum(node.there for node in nodes), sum(node.wanted and node.ready for node in nodes)
+        self.timeline.moments.append(Moment(at_s=self.world.now, there=there, active=active))
         if self._progress is not None:
             self._progress(self.world.now / self._end_s)
         self.world.schedule(self._end_s / POINTS, "moment", self._watch)
-
-    def _mark(self, text: str) -> None:
-        self.timeline.marks.append(Mark(self.world.now, text))
-        self._say(text)
 
     def _say(self, text: str, really: bool = True) -> None:
         if self._tell is not None and really:

@@ -1,33 +1,27 @@
-"""A simulated swarm over time: the numbers for a picture, and for other readers."""
+"""A simulated swarm over time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-POINTS = 600  # Moments of a run at which the swarm is sampled: a picture would not show more
+POINTS = 600  # Moments of a run at which the swarm is sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTaken:
-    """One batch: when it was taken, how long it was waited for, how old it was, and what the previous step cost."""
+    """One batch: when it was taken, and how long it was waited for."""
 
     at_s: float
     waited_s: float
-    mean_staleness: float
-    max_staleness: int
-    cost: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The swarm at one moment. `used_share` is of the active samplers' places, since the previous moment."""
+    """How many samplers are there at one moment, or on offer, and how many are active with weights."""
 
     at_s: float
     there: int
-    ready: int
     active: int
-    used_share: float
-    cost_per_hour: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +32,6 @@ class Carried:
     to_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """An event that a reader of the picture will ask about."""
-
-    at_s: float
-    text: str
-
-
 @dataclass(slots=True)
 class SimulatedTimeline:
     """Everything in order of time."""
@@ -53,4 +39,3 @@ class SimulatedTimeline:
     steps: list[StepTaken] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
     versions: list[Carried] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from swarm.report.charts import Chart, Curve, picture
+from benchmarks.charts import Chart, Curve, picture
 from swarm.report.figures import MAX_POINTS, Column
 
 CURVES = [
