@@ -20,14 +20,13 @@ TOOLS = [
 ]
 # The chat template of this model shows no tools, so the agent shows how one is called.
 CALL = '<tool_call>{"name": "multiply", "arguments": {"a": %d, "b": %d}}</tool_call>'
-BEGINNING = [{"role": "system", "content": "You multiply with a tool, and then say the result."}]
-for one, other in ((21, 14), (63, 35)):
-    BEGINNING += [
-        {"role": "user", "content": f"What is {one} times {other}?"},
-        {"role": "assistant", "content": CALL % (one, other)},
-        {"role": "tool", "content": str(one * other)},
-        {"role": "assistant", "content": f"{one} times {other} is {one * other}."},
-    ]
+BEGINNING = [
+    {"role": "system", "content": "You multiply with a tool, and then say the result."},
+    {"role": "user", "content": "What is 21 times 14?"},
+    {"role": "assistant", "content": CALL % (21, 14)},
+    {"role": "tool", "content": "294"},
+    {"role": "assistant", "content": "21 times 14 is 294."},
+]
 
 
 def row(number):
@@ -40,7 +39,7 @@ async def play(row, client):
     messages = [*BEGINNING, {"role": "user", "content": f"What is {a} times {b}?"}]
     earned = {"called": 0.0, "rightly": 0.0, "right": 0.0}
     for _ in range(2):
-        answer = await client.chat.completions.create(model=client.model, messages=messages, tools=TOOLS, max_tokens=48)
+        answer = await client.chat.completions.create(model=client.model, messages=messages, tools=TOOLS, max_tokens=40)
         said = answer.choices[0].message
         messages.append(said)
         if not said.tool_calls:

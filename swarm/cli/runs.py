@@ -101,6 +101,8 @@ def verify(run_dir: RunDirectory, as_json: Json = False) -> None:
         + (f", {len(damaged)} parts damaged; " if damaged else "; ")
         + (f"{len(report.breaches)} breaches" if report.breaches else "no rollout was too old, lost or used twice")
     )
+    if report.turns:
+        typer.echo(f"{report.turns:,} turns in {report.streams:,} streams of episodes; each token is in one of them")
     if as_json:
         typer.echo(json.dumps({**asdict(report), "checkpoints": [one.step for one in found], "damaged_parts": damaged}))
     if damaged:

@@ -49,7 +49,7 @@ class _End:
     whole: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Stream:
     """One conversation, which knows these `tools`, or a text that goes on, whose are TEXT."""
 
@@ -65,7 +65,11 @@ class Conversations:
     def __init__(self, text: TurnText) -> None:
         self._text, self._plain = text, text.plain()
         self._streams: list[_Stream] = []
-        self.forks = 0  # Streams but for the first
+
+    @property
+    def forks(self) -> int:
+        """The number of streams after the first."""
+        return max(0, len(self._streams) - 1)
 
     def go_on(self, chat: Messages | str, tools: Messages = ()) -> tuple[int, list[int]]:
         """Return whose turn is next and what is appended to its stream. Raise ProtocolError if it is one too many."""
@@ -125,7 +129,6 @@ class Conversations:
     def _added(self, stream: _Stream) -> _Stream:
         if len(self._streams) + SEAT == MAX_SEATS:
             raise ProtocolError(f"this episode has {len(self._streams)} conversations, the most that it may have")
-        self.forks += bool(self._streams)
         self._streams.append(stream)
         return stream
 

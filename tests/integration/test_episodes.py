@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from swarm.cli.runs import verify_directory
 from tests.integration.processes import Learner, Node, Swarm, accepted_by, command, eventually, swarm_in
 from tests.integration.thinking import thinking
 
@@ -148,6 +149,8 @@ def test_an_agent_is_trained_on_through_the_endpoint(swarm: Swarm) -> None:
     lines = learner.metrics()
     assert all(line["grad_norm"] > 0 for line in lines), "rewards differ, and are trained on"
     assert all(line["rewards/forks/mean"] == 1.0 for line in lines)
+    report, *_ = verify_directory(learner.run_dir)
+    assert (report.turns, report.streams, report.breaches) == (3 * report.payloads, 2 * report.payloads, [])
 
 
 @pytest.mark.long

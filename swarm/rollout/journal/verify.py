@@ -38,7 +38,7 @@ STALE_REASONS = ("stale", "bound_lowered")  # Reasons for a drop that claim some
 @dataclass(slots=True)
 class Report:
     """Counts, and a line for each breach. `payloads` counts right ones, `damaged` those that were changed, or lost
-    without being pruned."""
+    without being pruned; `turns` and `streams` those of episodes that are kept."""
 
     groups_per_step: int
     group_size: int
@@ -49,6 +49,8 @@ class Report:
     dropped: int = 0
     waiting: int = 0
     payloads: int = 0
+    turns: int = 0
+    streams: int = 0
     pruned: int = 0
     damaged: int = 0
     breaches: list[str] = field(default_factory=list)
@@ -143,6 +145,8 @@ def _check_payloads(
     for one in rollouts:
         if (rollout := read_rollout(connection, one)) is not None:
             report.payloads += 1
+            report.turns += len(rollout.turns)
+            report.streams += len({turn.seat for turn in rollout.turns})
             for line in _payload_faults(one, rollout):
                 report.breach(line)
         elif is_pruned:
