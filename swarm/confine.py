@@ -43,20 +43,21 @@ STACKS_BYTES = 2 << 30
 NO_NAMESPACES = "this system allows it no user namespace (see engines.md)"
 
 
-def confine(secrets: Sequence[str], *, needs_loopback: bool, name: str = "engine") -> str:
+def confine(secrets: Sequence[str], *, needs_loopback: bool, name: str = "engine", network: bool = False) -> str:
     """Confine this process and its children as the module says, as far as the system allows. Call it before any thread
-    is started. Return a line that says what the process can still do, or ""."""
+    is started. With `network` it only hides the secrets. Return a line that says what the process can still do that it
+    should not, or ""."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     if sys.platform != "linux":
         return f"the {name} process can reach the network and the node's keys: {sys.platform} has no namespaces"
     libc = ctypes.CDLL(None, use_errno=True)
     _wake_gpu()
-    apart = _enter_namespaces(libc)
+    apart = _enter_namespaces(libc, 0 if network else CLONE_NEWNET)
     covered = [apart and _cover(libc, path) for path in secrets if os.path.exists(path)]
     _give_up_rights(libc)
     may_dial = apart or needs_loopback
-    filtered = _refuse_sockets(libc, (socket.AF_UNIX, *(IN_NAMESPACE if may_dial else ())))
-    reaches = [] if filtered and (apart or not may_dial) else ["reach the network"]
+    filtered = network or _refuse_sockets(libc, (socket.AF_UNIX, *(IN_NAMESPACE if may_dial else ())))
+    reaches = [] if network or (filtered and (apart or not may_dial)) else ["reach the network"]
     reaches += [] if all(covered) else ["read the node's keys"]
     return f"the {name} process can {' and '.join(reaches)}: {NO_NAMESPACES}" if reaches else ""
 
@@ -73,8 +74,8 @@ def _wake_gpu() -> None:
             subprocess.run(["nvidia-modprobe", "-u", "-c=0"], timeout=MODPROBE_S, check=False)
 
 
-def _enter_namespaces(libc: ctypes.CDLL) -> bool:
-    uid, gid, flags = os.geteuid(), os.getegid(), CLONE_NEWNET | CLONE_NEWNS
+def _enter_namespaces(libc: ctypes.CDLL, net: int) -> bool:
+    uid, gid, flags = os.geteuid(), os.getegid(), net | CLONE_NEWNS
     # Root needs no user namespace; inside one it could no longer read other users' files.
     if uid != 0 or libc.unshare(flags) != 0:
         if libc.unshare(flags | CLONE_NEWUSER) != 0:

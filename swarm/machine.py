@@ -1,4 +1,4 @@
-"""How much memory this machine has, and how much of it a process may take."""
+"""How much memory this machine has, and how much of it, and how many files, a process may take."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -49,6 +50,15 @@ def free_host_bytes() -> int:
     # Pages that are free (SC_AVPHYS_PAGES) would not do: on a machine that has run for a while files fill nearly all.
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([*found, int(available[1]) * 1024 if available else whole])
+
+
+def allow_open_files() -> None:
+    """Let this process have as many files and connections as the system would allow it, instead of mostly 1,024."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS names a limit that it does not take
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 VM_STAT_S = 5.0  # It counts pages, and answers at once

@@ -17,5 +17,5 @@ async def play(row, client):
 
     copied = await said(f"{digits}=", 3)
     again = await said(f"{digits}={copied}{digits[0]}=", 1)
-    right = sum(a == b for a, b in zip(copied + again, digits + digits[0]))
+    right = sum(a == b for a, b in zip(copied + again, digits + digits[0], strict=False))
     return {"reward": right / 4 if right < 4 else 1.0, "copied": copied == digits, "again": again == digits[0]}

@@ -40,13 +40,13 @@ def heard(message: Mapping[str, Any]) -> Heard:
 @dataclass(frozen=True, slots=True)
 class _End:
     """The end of a drawn turn: how many messages and tokens its stream had with it, and its text. In a stream that is
-    no chat, `whole` is all text up to it."""
+    no chat, `whole` is all text up to it; after a stop token none goes on."""
 
     messages: int
     tokens: int
     drawn: Sequence[int]
     text: str
-    whole: str = ""
+    whole: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -87,14 +87,17 @@ class Conversations:
         begun = self._plain.opening([("user", chat)]) if isinstance(chat, str) else self._text.opening(chat, tools)
         return self._read(self._added(_Stream(named)), said, begun)
 
-    def drawn(self, seat: int, token_ids: Sequence[int]) -> dict[str, Any]:
-        """Take the turn of a seat. Return it as the message that the program reads."""
+    def drawn(self, seat: int, token_ids: Sequence[int], stops: Sequence[str] = ()) -> dict[str, Any]:
+        """Take the turn of a seat. Return it as the message that the program reads, without what a stop string ended
+        it with."""
         stream, text = self._streams[seat - SEAT], self._text.text_of(token_ids)
+        said = text[: min((at for at in map(text.find, stops) if at >= 0), default=None)]
         knows = stream.tools not in (NO_TOOLS, TEXT)
-        content, calls = read_calls(text, len(stream.heard)) if knows else (text, [])
+        content, calls = read_calls(said, len(stream.heard)) if knows else (said, [])
         message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
         stream.token_ids += token_ids
-        whole = stream.heard[0][1] + text if stream.tools == TEXT else ""
+        goes_on = stream.tools == TEXT and not self._text.is_over(token_ids)
+        whole = stream.heard[0][1] + text if goes_on else None
         stream.heard.append(heard(message))
         stream.ends.append(_End(len(stream.heard), len(stream.token_ids), token_ids, text, whole))
         return message
@@ -116,7 +119,7 @@ class Conversations:
     def _reply(self, chat: Messages | str, tools: Messages, stream: _Stream, end: _End) -> list[int] | None:
         """Return the tokens of what is new in the chat; None if the template would not go on from that turn."""
         if isinstance(chat, str):
-            return self._plain.reply(end.drawn, [("user", chat[len(end.whole) :])])
+            return self._plain.reply(end.drawn, [("user", chat[len(end.whole or "") :])])
         drawn = [one.text for one in stream.ends if one.tokens <= end.tokens and THOUGHT_ENDS in one.text]
         thoughts = [text.partition(THOUGHT_ENDS)[0].strip().removeprefix("<think>").strip() for text in drawn]
         try:
@@ -141,5 +144,5 @@ class Conversations:
 def _begins(said: list[Heard], stream: _Stream, end: _End) -> bool:
     """Return whether a chat, or a text, begins with all up to this turn."""
     if stream.tools == TEXT:
-        return said[0][1].startswith(end.whole)
+        return end.whole is not None and said[0][1].startswith(end.whole) and said[0][1] != end.whole
     return said[: end.messages] == stream.heard[: end.messages]

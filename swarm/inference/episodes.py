@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from swarm.errors import EchoError, ProtocolError
+from swarm.errors import ChildFailed, EchoError, ProtocolError
 from swarm.inference.conversation import Conversations, Messages
 from swarm.rollout.plane.effects import StepWanted
 from swarm.tasks.base import SEAT, EpisodeResult
@@ -62,7 +62,7 @@ class _Episode:
 
 class ExternalEpisodes:
     """`run(episode, prompt)` has the program play, with calls for `episode`; `text` is how the run tokenises chats.
-    With a `control`, its reward counts instead of the program's."""
+    The run's own strings `stop` end a turn. With a `control`, its reward counts instead of the program's."""
 
     def __init__(
         self,
@@ -70,23 +70,24 @@ class ExternalEpisodes:
         text: TurnText,
         *,
         step_s: float = STEP_S,
+        stop: tuple[str, ...] = (),
         control: Callable[[StepWanted], float] | None = None,
     ) -> None:
-        self._run, self._text, self._step_s, self._control = run, text, step_s, control
+        self._run, self._text, self._step_s, self._stop, self._control = run, text, step_s, stop, control
         self._open: dict[str, _Episode] = {}  # The plane bounds them, and ends each
 
     async def step(self, wanted: StepWanted) -> Observed | Unscored:
         """Begin, or answer the newest turn: its own token ids, their log-probs and its finish."""
         turn = wanted.newest
         if turn is None:
-            run = asyncio.ensure_future(self._run(wanted.episode, wanted.prompt))
+            run = asyncio.ensure_future(self._played(wanted.episode, wanted.prompt))
             # A fault after the episode was given up does not count.
             run.add_done_callback(lambda run: run.cancelled() or run.exception())
             self._open[wanted.episode] = _Episode(run, Conversations(self._text))
         if (episode := self._open.get(wanted.episode)) is None:
             return Unscored(reason="the program that plays it is not there any more")
         if turn is not None:
-            _take(episode, turn)
+            _take(episode, turn, self._stop)
         try:
             async with asyncio.timeout(self._step_s):
                 while not episode.run.done():
@@ -101,6 +102,16 @@ class ExternalEpisodes:
             return Unscored(reason=f"it took longer than {self._step_s:g} s")
         self.end(wanted.episode)
         return _last(episode, self._control(wanted) if self._control is not None else None)
+
+    async def _played(self, name: str, prompt: Prompt) -> EpisodeResult:
+        """Play it, once more if the process ended, perhaps by another episode's fault, before it asked anything."""
+        try:
+            return await self._run(name, prompt)
+        except ChildFailed:
+            episode = self._open.get(name)
+            if episode is None or episode.seats or episode.calls:
+                raise
+        return await self._run(name, prompt)
 
     async def ask(
         self, name: str, chat: Messages | str, tools: Messages, limits: TurnLimits, count: int, *, seeded: bool
@@ -146,12 +157,12 @@ class ExternalEpisodes:
                     call.answer.exception()  # Its asker may have gone
 
 
-def _take(episode: _Episode, turn: Rollout) -> None:
+def _take(episode: _Episode, turn: Rollout, stop: tuple[str, ...]) -> None:
     """Hand a drawn turn to who asked for it."""
     call = episode.drawing
     assert call is not None
     read = episode.conversations.length(call.seat)
-    message = episode.conversations.drawn(call.seat, turn.tokens())
+    message = episode.conversations.drawn(call.seat, turn.tokens(), (*stop, *call.limits.stop))
     if not call.answer.done():  # Else its asker has gone
         call.answer.set_result(Said(message, turn, read, f"turn-{len(episode.seats)}"))
     episode.seats.append(call.seat)
@@ -165,10 +176,13 @@ def _next(episode: _Episode, *, pays: bool) -> Observed | None:
         call = episode.drawing = episode.calls.popleft()
         try:
             call.seat, read = episode.conversations.go_on(call.chat, call.tools)
-        except EchoError as fault:
+        except Exception as fault:  # noqa: BLE001 - template and chat are somebody else's: the learner goes on
             episode.drawing = None
             if not call.answer.done():
-                call.answer.set_exception(fault)
+                known = isinstance(fault, EchoError)
+                call.answer.set_exception(
+                    fault if known else ProtocolError(f"it cannot be read: {type(fault).__name__}")
+                )
             continue
         rewards = _credited(episode, episode.owed) if pays else ()
         return Observed(token_ids=array("i", read).tobytes(), seat=call.seat, rewards=rewards, limits=call.limits)

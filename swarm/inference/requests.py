@@ -11,9 +11,11 @@ import msgspec
 from msgspec import Meta
 
 from swarm.errors import ProtocolError
+from swarm.inference.calls import value_of
 from swarm.types import MAX_TOKENS, SamplingRules, StopString
 
 MAX_MESSAGES = 1024  # Of a chat: twice as many as an episode has turns
+MAX_STOPS = 16  # As in types.SamplingRules
 MAX_ANSWERS = 32  # To one request: half of the conversations that an episode may have
 
 NewTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
@@ -53,7 +55,11 @@ class Message(msgspec.Struct, frozen=True):
         found |= {name: value for name in ("name", "tool_call_id") if (value := getattr(self, name)) is not None}
         if self.tool_calls:
             found["tool_calls"] = [
-                {"id": one.id, "type": "function", "function": {"name": one.function.name, "arguments": _parsed(one)}}
+                {
+                    "id": one.id,
+                    "type": "function",
+                    "function": {"name": one.function.name, "arguments": value_of(one.function.arguments)},
+                }
                 for one in self.tool_calls
             ]
         return found
@@ -85,6 +91,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     logit_bias: dict[str, float] | None = None
     response_format: dict[str, Any] | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    functions: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
     tool_choice: str | dict[str, Any] | None = None
 
     @property
@@ -100,8 +115,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ProtocolError for what cannot be kept."""
         if self.top_p not in (None, 1) or self.top_k not in (None, 0, -1) or self.min_p not in (None, 0):
             raise ProtocolError("$.top_p, top_k and min_p: samplers draw from the whole policy, so leave them out")
-        if self.presence_penalty or self.frequency_penalty or self.logit_bias:
+        if (
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.repetition_penalty not in (None, 1)
+        ):
             raise ProtocolError("penalties and logit_bias would draw from another policy: leave them out")
+        if self.min_tokens or self.guided_json or self.guided_regex or self.guided_choice or self.functions:
+            raise ProtocolError("min_tokens, guided_json and its kind, and functions: leave them out (tools are taken)")
+        if self.best_of not in (None, 1) or self.echo or self.suffix:
+            raise ProtocolError("best_of, echo and suffix: leave them out, and ask for n answers")
         if self.response_format not in (None, {"type": "text"}) or self.tool_choice not in (None, "auto", "none"):
             raise ProtocolError("response_format and a forced tool_choice cannot be drawn again: ask in words")
         if self.top_logprobs:
@@ -111,6 +135,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ProtocolError for what a turn that is trained on cannot have."""
         if self.temperature not in (None, rules.temperature):
             raise ProtocolError(f"the run draws at the temperature {rules.temperature:g}, not {self.temperature:g}")
+        if len(rules.stop) + len(self.stops) > MAX_STOPS:
+            raise ProtocolError(
+                f"the run has {len(rules.stop)} stop strings, and with yours there are over {MAX_STOPS}"
+            )
         if self.model not in names:
             raise ProtocolError(f"no model {self.model[:64]!r} is trained here: name {names[0]}, or another base_url")
 
@@ -143,10 +171,3 @@ def as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
         {**one, "function": {**one["function"], "arguments": json.dumps(one["function"]["arguments"])}} for one in calls
     ]
     return {**message, "content": message["content"] or None, "tool_calls": called}
-
-
-def _parsed(call: ToolCall) -> Any:
-    try:
-        return json.loads(call.function.arguments)
-    except ValueError:
-        return call.function.arguments

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hmac import compare_digest
 from hmac import digest as hmac_digest
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from swarm.inference.conversation import Conversations, Messages
 from swarm.inference.episodes import ExternalEpisodes, Said
 from swarm.inference.requests import ChatRequest, Request, RewardRequest, TextRequest, as_sent
 from swarm.tasks.programs import POLICY
-from swarm.types import Rollout, SamplingRules, TurnLimits
+from swarm.types import MAX_TOKENS, Rollout, SamplingRules, TurnLimits
 
 if TYPE_CHECKING:
     from swarm.tasks.turns import TurnText
@@ -49,14 +50,16 @@ class Endpoint:
     ids below `vocabulary`. `episodes` are those that a program plays, if one does."""
 
     def __init__(self, ask: Ask, text: TurnText, rules: SamplingRules, *, context: int, model: str = POLICY) -> None:
-        self._ask, self._text, self._rules, self._context, self._names = ask, text, rules, context, (POLICY, model)
+        self._ask, self._text, self._rules, self._names = ask, text, rules, (POLICY, model)
+        self._context = min(context, MAX_TOKENS)
         self.episodes: ExternalEpisodes | None = None
         self.token = secrets.token_urlsafe(24)
         self._waiting = 0
 
     def key_of(self, episode: str) -> str:
         """Return the key with which a program asks for the turns of an episode."""
-        return f"{hmac_digest(self.token.encode(), episode.encode(), 'sha256').hex()[:32]}:{episode}"
+        proof = hmac_digest(self.token.encode(), episode.encode(errors="replace"), "sha256")
+        return f"{proof.hex()[:32]}:{episode}"
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=BODY_BYTES)
@@ -132,7 +135,8 @@ class Endpoint:
             raise ProtocolError(f"the model reads {self._context} tokens, and here are {len(token_ids)}: cut them")
         most = min(asked.most or room, rules.max_new_tokens, room)
         drawn = await self._ask(token_ids, msgspec.structs.replace(rules, max_new_tokens=most))
-        return Said(conversation.drawn(seat, drawn.tokens()), drawn, len(token_ids), drawn.rollout_id)
+        message = conversation.drawn(seat, drawn.tokens(), rules.stop)
+        return Said(message, drawn, len(token_ids), drawn.rollout_id)
 
     def _played(self) -> ExternalEpisodes:
         if self.episodes is None:
@@ -149,8 +153,8 @@ def answered(asked: Request, said: Sequence[Said], text: TurnText) -> web.Respon
         message = as_sent(one.message)
         body = {"message": message} if is_chat else {"text": one.message["content"]}
         finish = "tool_calls" if message.get("tool_calls") else one.drawn.finish
-        logprobs = _logprobs(one.drawn, text) if asked.logprobs else None
-        choices.append({"index": index, **body, "finish_reason": finish, "logprobs": logprobs if is_chat else None})
+        logprobs = _logprobs(one.drawn, text, is_chat=is_chat) if asked.logprobs else None
+        choices.append({"index": index, **body, "finish_reason": finish, "logprobs": logprobs})
     read, drew = sum(one.read for one in said[:1]), sum(one.drawn.length for one in said)
     usage = {"prompt_tokens": read, "completion_tokens": drew, "total_tokens": read + drew}
     whole = {"id": said[0].name, "object": kind, "created": int(time.time()), "model": asked.model or POLICY}
@@ -179,11 +183,15 @@ def _ended(choice: dict[str, Any]) -> dict[str, Any]:
     return {"index": choice["index"], **nothing, "finish_reason": choice["finish_reason"], "logprobs": None}
 
 
-def _logprobs(drawn: Rollout, text: TurnText) -> dict[str, Any]:
+def _logprobs(drawn: Rollout, text: TurnText, *, is_chat: bool) -> dict[str, Any]:
     """Return the log-prob of each token. Its bytes are those of the token alone, which may be part of a character."""
-    pairs = zip(drawn.tokens(), array("f", drawn.logprobs), strict=True)
+    words, values = [text.token(one) for one in drawn.tokens()], list(array("f", drawn.logprobs))
+    if not is_chat:
+        offsets = [*accumulate(map(len, words), initial=0)][:-1]
+        return {"tokens": words, "token_logprobs": values, "top_logprobs": None, "text_offset": offsets}
     each: list[dict[str, Any]] = [
-        {"token": text.token(one), "logprob": value, "bytes": None, "top_logprobs": []} for one, value in pairs
+        {"token": one, "logprob": value, "bytes": None, "top_logprobs": []}
+        for one, value in zip(words, values, strict=True)
     ]
     return {"content": each, "refusal": None}
 

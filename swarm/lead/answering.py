@@ -11,6 +11,7 @@ from random import Random
 from swarm.inference.episodes import ExternalEpisodes
 from swarm.inference.server import ADDRESS, Endpoint, Place, serving
 from swarm.learner.messages import Prepared
+from swarm.node.control import SOCKET
 from swarm.node.identity import SECRETS
 from swarm.rollout.api import RolloutService
 from swarm.rollout.plane.effects import StepWanted
@@ -84,13 +85,13 @@ class Answering:
         endpoint = Endpoint(self._rollouts.ask, text, rules, context=prepared.context_tokens, model=config.model)
         place = await exits.enter_async_context(serving(endpoint, self._run_dir))
         if self._task.is_external:
-            secrets = [identity / name for name in SECRETS] + [self._run_dir / ADDRESS]
+            secrets = [*(identity / name for name in SECRETS), self._run_dir / ADDRESS, self._run_dir / SOCKET]
             runs = program_runs(config, rules, endpoint, place, secrets, self._run_dir / "environment.log")
             exits.push_async_callback(runs.close)
             if line := await runs.begin():
                 say(line)
             control = self._control if config.is_control else None
-            self._external = endpoint.episodes = ExternalEpisodes(runs.run, text, control=control)
+            self._external = endpoint.episodes = ExternalEpisodes(runs.run, text, stop=rules.stop, control=control)
 
     async def step(self, wanted: StepWanted) -> Said:
         """Return what the environment says to a player's turn."""

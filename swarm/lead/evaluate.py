@@ -34,6 +34,7 @@ from swarm.settings import LeadConfig
 from swarm.tasks.reward_pool import Completion, RewardPool
 from swarm.types import GroupId, NodeId, Prompt, Rollout, SamplingRules, Score, Unscored
 
+SIDE_BY_SIDE = 512  # Answers begun at a time: each of an agent's has connections
 Z = 1.96  # Standard deviations on either side of a mean that hold 95 %
 
 
@@ -95,9 +96,12 @@ async def evaluate(
             answer = partial(_scored, engine, pool, rules)
         done = list[Answered]()
 
+        places = asyncio.Semaphore(SIDE_BY_SIDE)
+
         async def one(number: int, sample: int) -> None:
             seed = sample_seed(config.seed, GroupId(f"eval-{number}"), sample)
-            done.append(await answer(number, held_out[number], seed))
+            async with places:
+                done.append(await answer(number, held_out[number], seed))
             right = sum(one.score is not None and one.score.exact for one in done)
             progress(f"{len(done)} of {len(held_out) * config.eval_samples} answers, {right} right")
 
@@ -133,7 +137,7 @@ async def _played(
     exits.push_async_callback(runs.close)
     if line := await runs.begin():
         say(line)
-    episodes = endpoint.episodes = ExternalEpisodes(runs.run, prompts.turns)
+    episodes = endpoint.episodes = ExternalEpisodes(runs.run, prompts.turns, stop=rules.stop)
     limits = episode_rules(config, prompts.task, context_tokens=context_tokens)
     assert limits is not None
 
@@ -151,6 +155,8 @@ async def _played(
             ended = episode.observe(said, limits)
             if ended:
                 episodes.end(episode.name)
+                if not episode.drawn:
+                    say(f"prompt {prompt.prompt_id}: the agent asked for nothing, or its first call is too long")
                 tokens = sum(one.length for _, _, one in episode.drawn)
                 return Answered(number, tokens, ended == "length", episode.scored(limits) if episode.drawn else None)
             reads, seat = array("i", bytes(episode.streams[said.seat].token_ids)), said.seat

@@ -26,7 +26,7 @@ from swarm.settings import LeadConfig
 from swarm.tasks.chat import load_chat_template
 from swarm.tasks.programs import POLICY
 from swarm.tasks.turns import TurnText
-from swarm.types import GroupId, Rollout, SamplingRules, VersionId
+from swarm.types import MAX_TOKENS, GroupId, Rollout, SamplingRules, VersionId
 
 SAMPLE_S = 1e6  # For one answer: nobody waits for the machine, and an engine that stands still is noticed
 GATHER_S = 0.02  # Before a batch: who was answered just now mostly asks again at once
@@ -128,7 +128,7 @@ async def serve(
         files, stops = directory / SMALL_FILES, frozen.stop_token_ids
         template = load_chat_template(files, began=datetime.now(), arguments=config.chat_arguments)
         text = TurnText(open_tokenizer(config.model, files), template, stops, config.system_prompt)
-        most = config.max_new_tokens or frozen.context_tokens
+        most = config.max_new_tokens or min(frozen.context_tokens, MAX_TOKENS)
         rules = SamplingRules(config.temperature, most, stop_token_ids=stops, stop=config.stop)
         async with drawing(frozen, directory, kind, options, config.seed, say) as engine:
             endpoint = Endpoint(engine.ask, text, rules, context=frozen.context_tokens, model=config.model)

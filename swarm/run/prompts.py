@@ -199,7 +199,7 @@ def longest_turn(config: LeadConfig, task: Task) -> int:
 
 def longest_completion(config: LeadConfig, task: Task, context_tokens: int = MAX_TOKENS) -> int:
     """Return the longest rollout in tokens: a completion, or an episode with what its environment says. What is assumed
-    of an episode leaves a quarter of the model's context for the prompt."""
+    of an episode leaves a quarter of the model's context for the prompt, and a program room for several streams."""
     turn = longest_turn(config, task)
     if (environment := task.player) is None:
         return turn
@@ -207,7 +207,7 @@ def longest_completion(config: LeadConfig, task: Task, context_tokens: int = MAX
     return (
         config.max_episode_tokens
         or environment.max_tokens
-        or min(context_tokens * 3 // 4, turns * (turn + ANSWER_TOKENS))
+        or min(context_tokens * 3 // 4, turns * (turn + ANSWER_TOKENS), MAX_TOKENS // (4 if task.is_external else 1))
     )
 
 

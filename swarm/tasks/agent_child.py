@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import sys
 import traceback
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ import msgspec
 
 from swarm.confine import confine
 from swarm.errors import UserError
-from swarm.machine import limit_memory
+from swarm.machine import allow_open_files, limit_memory
 from swarm.process import PROGRESS_S, ChildChannel
 from swarm.tasks.base import EpisodeResult
 from swarm.tasks.drawn import HELD_OUT_BEGINS
@@ -28,6 +29,7 @@ from swarm.tasks.functions import load_module
 from swarm.tasks.programs import POLICY, Play, ProgramBegin
 from swarm.tasks.reward_child import checked_figures, one_line
 
+EPISODE_S = 3600.0  # Of one episode: also of one that was given up, and asks again and again in vain
 CALL_S = 3600.0  # For an answer: the learner itself gives up an episode that it waits for in vain
 SIDE_BY_SIDE = 4096  # Calls of all episodes that may begin to connect at a time
 MEMORY_BYTES = 8 << 30  # Of the process (RLIMIT_DATA), with all its episodes
@@ -70,23 +72,37 @@ class Agent:
         async with self._client(api_key=call.key, http_client=self._connections()) as client:
             try:
                 row = json.loads(call.row) if self._row is None else self._row(first + int(number))
-                return _result(await self._play(row, client))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - an agent may raise anything
-                frames = traceback.extract_tb(error.__traceback__)
-                *_, line = (one.lineno for one in frames if one.filename == self._path or one is frames[0])
-                return EpisodeResult(fault=f"it raised {one_line(error)} ({self._path}, line {line})"[:400])
+                async with asyncio.timeout(EPISODE_S):
+                    return _result(await self._play(row, client))
+            except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - an agent may raise anything
+                return EpisodeResult(fault=self._why(error))
+
+    def _why(self, error: BaseException) -> str:
+        """Return what an agent raised, and in which line of its file."""
+        own, frames = Path(self._path).resolve(), traceback.extract_tb(error.__traceback__)
+        lines = [one.lineno for one in frames if Path(one.filename).resolve() == own]
+        at = f" ({self._path}, line {lines[-1]})" if lines else ""
+        return _clean(f"it raised {one_line(error)}{at}")[:400]
 
 
 def _result(found: Any) -> EpisodeResult:
     """What an agent returned. Of several figures, `reward` is the reward, or else their sum."""
+    if found is None:
+        raise TypeError("it returned None: return a reward")
     if not isinstance(found, Mapping):
         return EpisodeResult(reward=checked_figures({"the reward": found})["the reward"])
-    parts = checked_figures(found)
+    parts = checked_figures({_clean(str(name)): figure for name, figure in found.items()})
     return EpisodeResult(reward=parts.pop("reward") if "reward" in parts else sum(parts.values()), parts=parts)
 
 
+def _clean(text: str) -> str:
+    """`text` without lone surrogates, which a frame to the learner cannot have."""
+    return text.encode(errors="replace").decode()
+
+
 async def _tunnel(path: str) -> str:
-    """Listen on this network namespace's own loopback, and pass all to the endpoint's socket. Return the URL."""
+    """Listen on this network namespace's own loopback, and pass all to the endpoint's socket. Return the URL. OSError
+    if there is no loopback."""
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -99,19 +115,29 @@ async def _tunnel(path: str) -> str:
             writer.close()
 
     async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        out_reader, out_writer = await asyncio.open_unix_connection(path)
+        try:
+            out_reader, out_writer = await asyncio.open_unix_connection(path)
+        except OSError:
+            writer.close()
+            return
         await asyncio.gather(copy(reader, out_writer), copy(out_reader, writer))
 
     server = await asyncio.start_server(passed, "127.0.0.1", 0, backlog=SIDE_BY_SIDE)
-    return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    host, port = server.sockets[0].getsockname()
+    _, writer = await asyncio.open_connection(host, port)
+    writer.close()
+    return f"http://{host}:{port}"
 
 
-async def _serve(begin: ProgramBegin, channel: ChildChannel, exposed: str) -> None:
-    is_apart = not (begin.network or exposed)
+async def _serve(begin: ProgramBegin, channel: ChildChannel, exposed: str, *, is_apart: bool) -> None:
     try:
-        agent: Agent | UserError = Agent(begin, await _tunnel(begin.socket) if is_apart else begin.url)
+        with channel.alive():
+            agent: Agent | UserError = Agent(begin, await _tunnel(begin.socket) if is_apart else begin.url)
     except UserError as fault:
         agent = fault  # For whoever calls
+    except OSError as fault:
+        words = "a network of its own without a loopback: set task_options = { network = true }"
+        agent = UserError(f"this system gives the agent's process {words} ({fault})")
 
     async def beat() -> None:
         while True:  # On the event loop: an agent that holds it up is noticed
@@ -131,10 +157,17 @@ async def _serve(begin: ProgramBegin, channel: ChildChannel, exposed: str) -> No
 def main() -> None:
     begin = msgspec.json.decode(sys.argv[1], type=ProgramBegin)
     # Before a library is loaded or a thread started: neither could be taken along.
-    exposed = "" if begin.network else confine(begin.secrets, needs_loopback=True, name="agent")
+    before = _network()
+    exposed = confine(begin.secrets, needs_loopback=True, name="agent", network=begin.network)
     limit_memory(MEMORY_BYTES)
+    allow_open_files()
     channel = ChildChannel()
-    asyncio.run(_serve(begin, channel, exposed))
+    asyncio.run(_serve(begin, channel, exposed, is_apart=_network() != before))
+
+
+def _network() -> str:
+    """Return which network namespace this process is in; "" where there are none."""
+    return os.readlink("/proc/self/ns/net") if sys.platform == "linux" else ""
 
 
 if __name__ == "__main__":

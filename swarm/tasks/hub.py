@@ -189,7 +189,8 @@ def _write(rows: Iterable[dict[str, Any]], columns: Sequence[str], file: Path, o
         for row in rows:
             _check_columns(row, columns)
             kept = {column: row[column] for column in columns}
-            more = {name: row[name] for name in row if others and name not in (*columns, "id", "held_out")}
+            left_out = (*columns, "id", "held_out") if columns else ("held_out",)
+            more = {name: row[name] for name in row if others and name not in left_out}
             written = json.dumps(kept, ensure_ascii=False, default=_is_no_text)[1:-1]
             written += ", " * bool(kept and more) + json.dumps(more, ensure_ascii=False, default=str)[1:-1]
             lines.write(f"{{{written}}}\n")

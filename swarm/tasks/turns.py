@@ -54,6 +54,10 @@ class TurnText:
         unstripped = ((n, one.content) for n, one in added.items() if n in self._stops and not one.rstrip)
         self._anchor = next(unstripped, None)
 
+    def is_over(self, drawn: Sequence[int]) -> bool:
+        """Return whether a turn ended with a stop token."""
+        return bool(drawn) and drawn[-1] in self._stops
+
     def plain(self) -> TurnText:
         """The same for texts that are no chat."""
         return TurnText(self._tokenizer, None, self._stops)
@@ -147,7 +151,7 @@ class TurnText:
             whole = value.encode(errors="replace").decode()
             return self._control.sub(lambda found: found[1] + mark, whole) if self._control else whole
         if isinstance(value, dict):
-            return {name: self._cut(one, mark) for name, one in value.items()}
+            return {self._cut(name, mark): self._cut(one, mark) for name, one in value.items()}
         return [self._cut(one, mark) for one in value] if isinstance(value, list) else value
 
     def _encode(self, text: str) -> list[int]:

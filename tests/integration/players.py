@@ -95,19 +95,33 @@ async def raises(row: dict[str, int], client: Any) -> float:
     raise KeyError("where")
 
 
-async def elsewhere(row: dict[str, int], client: Any) -> float:
+async def returns_nothing(row: dict[str, int], client: Any) -> None:
+    pass
+
+
+async def gives_up(row: dict[str, int], client: Any) -> float:
+    task = asyncio.create_task(asyncio.sleep(60))
+    task.cancel()
+    await task
+    return 1.0
+
+
+async def quotes(row: dict[str, int], client: Any) -> float:
+    raise ValueError("bad answer \ud800")
+
+
+async def elsewhere(row: dict[str, int], client: Any) -> dict[str, float]:
     """Tries what a stranger's code would: the network, and the run's own token."""
     import socket
     from pathlib import Path
 
-    reached = 0.0
+    found = {"reached": 0.0, "token": float(bool(Path(__file__).with_name("inference.json").read_text()))}
     try:
         socket.create_connection(("127.0.0.1", int(Path(__file__).with_name("port").read_text())), timeout=2).close()
-        reached += 1
+        found["reached"] = 1.0
     except OSError:
         pass
-    reached += 2 * bool(Path(__file__).with_name("inference.json").read_text())
-    return reached
+    return found
 
 
 async def hangs(row: dict[str, int], client: Any) -> float:

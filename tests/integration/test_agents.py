@@ -141,6 +141,9 @@ async def test_many_episodes_are_played_side_by_side_in_one_process(tmp_path: Pa
         ("raises", "it raised KeyError: 'where' (.*players.py, line"),
         ("models", "no model 'gpt-5' is trained here"),
         ("plain", "AssertionError"),
+        ("gives_up", "CancelledError"),
+        ("quotes", "ValueError: bad answer ?"),
+        ("returns_nothing", "it returned None"),
     ],
 )
 async def test_an_agent_that_fails_costs_its_episode_and_says_where(tmp_path: Path, function: str, words: str) -> None:
@@ -149,7 +152,10 @@ async def test_an_agent_that_fails_costs_its_episode_and_says_where(tmp_path: Pa
         end, _ = await swarmed.play(lambda read: "no call")
         assert isinstance(end, Unscored)
         assert words.partition(" (")[0] in end.reason
-        assert "players.py, line" in end.reason
+        assert ("players.py, line" in end.reason) == (function != "returns_nothing")
+        again, _ = await swarmed.play(lambda read: "no call", 5)
+        assert isinstance(again, Unscored)
+        assert "ended" not in again.reason, "its process goes on"
 
 
 @pytest.mark.parametrize("network", [False, True])
@@ -161,9 +167,9 @@ async def test_an_agent_reaches_the_endpoint_alone_unless_the_owner_says_more(tm
             if "no user namespace" in line:
                 pytest.skip("this system allows no namespaces")
             end, _ = await swarmed.play(lambda read: "")
-    # Nothing was drawn, so nobody is credited; what it found is in the exactness of a reward.
+    # Nothing was drawn, so nobody is credited; what it found is in the exactness of a reward. Secrets stay hidden.
     assert isinstance(end, Observed), end
-    assert end.exact == network
+    assert (end.exact, end.parts) == (network, {"reached": float(network), "token": 0.0})
 
 
 async def test_an_agent_that_holds_up_its_process_is_ended_and_another_is_started(

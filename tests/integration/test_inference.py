@@ -85,3 +85,30 @@ async def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
     status, out, err = await chat(tmp_path, "?")
     assert (status, out) == (2, "")
     assert "cannot be loaded" in err.splitlines()[-1]
+
+
+@pytest.mark.slow
+async def test_a_served_model_judges_answers(tmp_path: Path) -> None:
+    """The tiny model knows digits alone, so that the judge of the test takes any answer for a yes."""
+    pytest.importorskip("openai", reason="the extra agents is not installed")
+    (tmp_path / "judge").mkdir()
+    recipe = (Path(__file__).parents[2] / "examples" / "judge.py").read_text()
+    (tmp_path / "judge.py").write_text(recipe.replace('"yes" in', 'len(answer.choices[0].text) > 0 or "yes" in'))
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1), "held_out": n == 9} for n in range(10)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = (sys.executable, "-m", "swarm", "serve", "tiny", "--address", "judge")
+    serving = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stderr=asyncio.subprocess.PIPE)
+    try:
+        assert serving.stderr is not None
+        while b"base_url" not in (line := await serving.stderr.readline()):
+            assert line, "it ended"
+        tried = (*("tasks", "try", "jsonl:sums.jsonl", "--reward", "judge.py:score", "-n", "1"), "--answer", "2")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "swarm", *tried), cwd=tmp_path, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+        assert process.returncode == 0
+        assert "1.0" in out.decode()
+    finally:
+        serving.terminate()
+        await serving.wait()

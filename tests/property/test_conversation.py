@@ -158,3 +158,13 @@ def test_a_text_that_goes_on_is_one_stream_and_another_forks(parts: list[tuple[s
     assert tokenizer_of(()).decode(player.streams[SEAT]) == text
     player.conversations.go_on(f"{texts[fork % len(parts)]}~")
     assert player.conversations.forks == 1
+
+
+def test_a_text_goes_on_neither_after_a_stop_token_nor_with_nothing_new() -> None:
+    """Its asker never wrote the token, and two calls with one text are two answers to it."""
+    conversations = Conversations(turn_text("chatml"))
+    seat, _ = conversations.go_on("a")
+    conversations.drawn(seat, [*ids("b"), end_of("chatml")])
+    assert conversations.go_on("abc") == (seat + 1, ids("abc"))
+    conversations.drawn(seat + 1, ids("d"))
+    assert conversations.go_on("abcd") == (seat + 2, ids("abcd"))

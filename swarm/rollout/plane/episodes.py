@@ -141,7 +141,17 @@ class Episode:
             stream.read(observed.token_ids)
         if observed.done:
             return "stop"
-        return "" if fits and self.turn < rules.max_turns else "length"
+        if fits and self.turn < rules.max_turns:
+            return ""
+        if rules.begins:
+            self._share()
+        return "length"
+
+    def _share(self) -> None:
+        """Give each conversation of a program that a limit ended all that any of them was given."""
+        every = [sum(turn.reward for turn in stream.turns) for stream in self.streams]
+        for stream, own in zip(self.streams, every, strict=True):
+            stream.reward(sum(every) - own)
 
     def void(self) -> None:
         """Take back all rewards, since the environment has failed."""

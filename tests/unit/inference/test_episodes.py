@@ -95,14 +95,14 @@ async def test_calls_side_by_side_are_drawn_one_after_another_in_streams_of_thei
 
     async def program(played: Played) -> EpisodeResult:
         answers.extend(await asyncio.gather(played.call("a", count=2), played.call("b")))
-        answers.append(await played.call("ax"))
+        answers.append(await played.call("axc"))
         return EpisodeResult(reward=0.5)
 
     played = Played(program)
     assert read(await played.step(wanted())) == "a"
-    assert read(await played.step(wanted("x$")), SEAT + 1) == "a"
+    assert read(await played.step(wanted("x")), SEAT + 1) == "a"
     assert read(await played.step(wanted("y$")), SEAT + 2) == "b"
-    assert read(await played.step(wanted("z$"))) == "", "it goes on after its own x"
+    assert read(await played.step(wanted("z$"))) == "c", "it goes on after its own x"
     end = await played.step(wanted("w"))
     assert answers == [["x", "y"], ["z"], ["w"]]
     assert isinstance(end, Observed)
@@ -133,12 +133,12 @@ async def test_the_control_s_reward_counts_instead_of_all_that_a_program_gives()
     async def program(played: Played) -> EpisodeResult:
         await played.call("a")
         played.reward("e", 0.5, None)
-        await played.call("ax")
+        await played.call("axc")
         return EpisodeResult(reward=0.5)
 
     played = Played(program, control=lambda wanted: wanted.index / 4)
     await played.step(wanted())
-    second = await played.step(wanted("x$"))
+    second = await played.step(wanted("x"))
     end = await played.step(wanted("y$"))
     assert isinstance(second, Observed)
     assert isinstance(end, Observed)
@@ -241,6 +241,39 @@ async def test_a_reward_that_is_no_number_is_none(ended: EpisodeResult) -> None:
         return ended
 
     assert isinstance(await Played(program).step(wanted()), Unscored)
+
+
+async def test_an_episode_begins_again_after_its_process_died_by_another_s_fault_unless_it_asked() -> None:
+    lives = list[str]()
+
+    async def program(played: Played) -> EpisodeResult:
+        lives.append("life")
+        if len(lives) == 1:
+            raise ChildFailed("the agent process died")
+        await played.call("a")
+        raise ChildFailed("the agent process died again")
+
+    played = Played(program)
+    assert read(await played.step(wanted())) == "a"
+    assert await played.step(wanted("x$")) == Unscored(reason="the agent process died again")
+    assert len(lives) == 2
+
+
+async def test_a_stop_string_ends_what_the_program_reads_and_stays_in_the_stream() -> None:
+    heard = list[list[str]]()
+
+    async def program(played: Played) -> EpisodeResult:
+        heard.append(await played.call("a", TurnLimits(stop=("\n",))))
+        heard.append(await played.call("ab \nc"))  # This tokenizer writes a space between tokens
+        heard.append(await played.call("ab"))
+        return EpisodeResult()
+
+    played = Played(program, stop=("!",))
+    await played.step(wanted())
+    assert read(await played.step(wanted("b\n"))) == "c", "it goes on after the string"
+    assert read(await played.step(wanted("d!")), SEAT + 1) == "ab"
+    await played.step(wanted("e$"))
+    assert heard[:2] == [["b "], ["d "]]
 
 
 async def test_turns_of_a_life_before_cannot_be_played_again() -> None:

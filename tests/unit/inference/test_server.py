@@ -65,6 +65,10 @@ async def test_nothing_is_asked_without_the_token(path: str, token: str) -> None
         (CHAT, {"messages": HELLO, "presence_penalty": 0.5}, "penalties"),
         (CHAT, {"messages": HELLO, "frequency_penalty": 0.5}, "penalties"),
         (CHAT, {"messages": HELLO, "logit_bias": {"1": 5}}, "logit_bias"),
+        (CHAT, {"messages": HELLO, "repetition_penalty": 1.1}, "penalties"),
+        (CHAT, {"messages": HELLO, "guided_regex": "a*"}, "guided_json"),
+        (TEXT, {"prompt": "a", "best_of": 3}, "best_of"),
+        (TEXT, {"prompt": "a", "echo": True}, "echo"),
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
         (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
         (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
@@ -141,6 +145,10 @@ async def test_a_text_goes_on_and_several_answers_have_places_and_log_probs() ->
     status, answer = await post(policy, TEXT, {"prompt": "a", "n": 2})
     assert (status, answer["object"], policy.asked) == (200, "text_completion", [(1,), (1,)])
     assert [(one["index"], one["text"]) for one in answer["choices"]] == [(0, "b"), (1, "c d")]
+    _, answer = await post(ScriptedPolicy(drawn("ab$")), TEXT, {"prompt": "a", "logprobs": 1})
+    found = answer["choices"][0]["logprobs"]
+    assert (found["tokens"], found["token_logprobs"]) == (["a", "b", "$"], [-0.25, -0.5, -0.75])
+    assert found["text_offset"] == [0, 1, 2]
     _, answer = await post(ScriptedPolicy(drawn("ab$")), CHAT, {"messages": HELLO, "logprobs": True})
     found = [(one["token"], one["logprob"]) for one in answer["choices"][0]["logprobs"]["content"]]
     assert found == [("a", -0.25), ("b", -0.5), ("$", -0.75)]
@@ -161,6 +169,16 @@ async def test_the_key_of_an_episode_asks_for_its_turns_and_nothing_else() -> No
         assert "no episode 't0/1.2' is played" in answer["error"]["message"]
     other = key.replace("t0/1.2", "t0/1.3")
     assert (await post(served, REWARD, {"reward": 1}, token=other))[0] == 401
+
+
+async def test_a_key_that_is_no_text_is_no_key() -> None:
+    served = endpoint(ScriptedPolicy())
+    async with TestClient(TestServer(served.application())) as client:
+        headers = {b"Authorization": b"Bearer x:\xff"}
+        async with client.post(
+            TEXT, data=b"{}", headers={k.decode(): v.decode("latin-1") for k, v in headers.items()}
+        ) as answer:
+            assert answer.status == 401
 
 
 @pytest.mark.parametrize(

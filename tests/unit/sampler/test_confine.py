@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 WITHOUT_NAMESPACES = """
 import os, socket, sys
 from swarm import confine
-confine._enter_namespaces = lambda libc: False
+confine._enter_namespaces = lambda libc, net: False
 said = confine.confine([sys.argv[2]], needs_loopback=sys.argv[3] == "loopback")
 try:
     socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5.0)

@@ -365,6 +365,21 @@ def test_the_conversations_of_a_program_are_one_player_with_one_reward() -> None
     assert (scored.score.reward, scored.score.parts) == (0.5, {"forks": 1.0})
 
 
+def test_conversations_that_a_limit_ended_have_all_that_was_given_so_far() -> None:
+    plane = plane_of(EpisodeRules(max_turns=2, max_tokens=40, begins=True))
+    *begun, _ = plane.ask(ALICE, v(0), 1, now=0.0)
+    (wanted,) = [effect for effect in begun if isinstance(effect, StepWanted)]
+    observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1))
+    (lease,) = ask(plane, ALICE, 0, 1)
+    play(plane, turn(lease, 0), Observed(token_ids=ints(7), seat=2, rewards=(0.0, 0.25)))
+    accepted, scored, *_ = play(plane, turn(lease, 1), Observed(token_ids=ints(7), seat=1, rewards=(0.0, 0.0, 0.5)))
+    assert isinstance(accepted, RolloutAccepted)
+    assert isinstance(scored, RolloutScored)
+    assert accepted.rollout.finish == "length"
+    assert [(each.seat, each.reward) for each in accepted.rollout.turns] == [(1, 0.75), (2, 0.75)]
+    assert scored.score.reward == 0.75
+
+
 def test_held_out_prompts_are_played_too_and_nothing_of_them_is_recorded() -> None:
     plane = plane_of()
     plane.end("draining")
