@@ -25,7 +25,6 @@ from swarm.cli.machine import doctor, service_app
 from swarm.cli.options import Json, Sections, with_settings
 from swarm.cli.own import finish, leave, limits, logs, me, pause, resume
 from swarm.cli.plan import plan
-from swarm.cli.redteam import redteam
 from swarm.cli.runs import audit, dashboard, export_app, report, set_value, status, verify
 from swarm.cli.simulate import simulate
 from swarm.cli.tasks import tasks_app
@@ -257,7 +256,15 @@ for own in (status, doctor, pause, resume, finish, leave, me, limits, logs):
     app.command()(own)
 app.command("set", epilog=SET_KEYS)(set_value)
 app.command("eval")(evaluate)
-for other in (audit, verify, report, dashboard, chat, serve, plan, simulate, redteam):
+
+
+@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def redteam() -> None:
+    """It has another name."""
+    raise UserError("the attackers are in a checkout alone: bin/python -m tests.redteam (docs/redteam.md)")
+
+
+for other in (audit, verify, report, dashboard, chat, serve, plan, simulate):
     app.command()(other)
 app.add_typer(service_app, name="service")
 app.add_typer(tasks_app, name="tasks")

@@ -354,10 +354,12 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(arguments, ended.value.code, out.getvalue(), err.getvalue())
 
 
-def run_command(*arguments: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+def run_command(
+    *arguments: str, timeout_s: float = PATIENCE_S, module: str = "swarm"
+) -> subprocess.CompletedProcess[str]:
     """Run a command of the command line to its end in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "swarm", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 

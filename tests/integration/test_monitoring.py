@@ -81,7 +81,7 @@ def prometheus(swarm: Swarm) -> Prometheus:
 
 def attacker(swarm: Swarm, learner: Learner) -> Node:
     """A sampler that hands in two answers for each sample."""
-    return swarm.scripted(learner.url(), name="attacker", module="swarm.redteam.sampler equivocation")
+    return swarm.scripted(learner.url(), name="attacker", module="tests.redteam.sampler equivocation")
 
 
 def fell(prometheus: Prometheus, job: str) -> list[str]:

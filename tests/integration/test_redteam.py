@@ -1,4 +1,4 @@
-"""`echo-node redteam` as real processes: one sampler and one client that attack, and nobody who is left behind."""
+"""The attackers as real processes: one sampler and one client that attack, and nobody who is left behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tests.integration.processes import run_command
 
 @pytest.mark.long
 def test_attackers_are_caught_and_every_process_ends() -> None:
-    done = run_command("redteam", "--only", "invented-log-probs,floods", "--steps", "8", "--json", timeout_s=560)
+    done = run_command(
+        "--only", "invented-log-probs,floods", "--steps", "8", "--json", timeout_s=560, module="tests.redteam"
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     invented, floods = told["attacks"]
@@ -24,5 +26,5 @@ def test_attackers_are_caught_and_every_process_ends() -> None:
     assert len(told["control"]["held_out"]) == 1
     assert "seed 0, invented-log-probs: held-out" in done.stderr
     assert not [
-        one for one in psutil.process_iter(["cmdline"]) if "swarm.redteam.sampler" in (one.info["cmdline"] or ())
+        one for one in psutil.process_iter(["cmdline"]) if "tests.redteam.sampler" in (one.info["cmdline"] or ())
     ]

@@ -50,7 +50,7 @@ CROSSING = {"swarm.pay.delivery": ("swarm.broadcast.forest",)}
 """What a version costs a fleet is what the broadcast itself would plan for it."""
 
 NODES = ("swarm.node", "swarm.run", "swarm.join", "swarm.audit.auditing", "swarm.lead")
-ABOVE = (*NODES, "swarm.cli", "swarm.dashboard", "swarm.report", "swarm.redteam", "swarm.__main__")
+ABOVE = (*NODES, "swarm.cli", "swarm.dashboard", "swarm.report", "swarm.__main__")
 ENGINES = tuple(f"sampler.{part}" for part in ("transformers", "growing", "vllm", "mlx", "proving", "room", "weights"))
 """What runs in the engine's process."""
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.redteam.runs import FlawedCopy
-from swarm.redteam.sampler import (
+from swarm.sampler.engine import Generate, Generated, Job, Sampled
+from swarm.types import Prompt, Rollout, SamplingRules, Span, VersionId
+from tests.redteam.runs import FlawedCopy
+from tests.redteam.sampler import (
     COOLER,
     ENGINES,
     NOTED,
@@ -25,9 +27,7 @@ from swarm.redteam.sampler import (
     wrong_model,
     wrong_precision,
 )
-from swarm.redteam.wire import BEYOND, dawdle, hop, other, tell_least
-from swarm.sampler.engine import Generate, Generated, Job, Sampled
-from swarm.types import Prompt, Rollout, SamplingRules, Span, VersionId
+from tests.redteam.wire import BEYOND, dawdle, hop, other, tell_least
 
 STOP = 2
 VERSION = VersionId(incarnation=0, version=7)
@@ -192,7 +192,7 @@ def test_rewards_are_normal_but_for_equals_signs(attack: str, monkeypatch: pytes
     def sleep(seconds: float) -> None:
         raise Slept
 
-    monkeypatch.setattr("swarm.redteam.runs.time.sleep", sleep)
+    monkeypatch.setattr("tests.redteam.runs.time.sleep", sleep)
     signs = "=" * (len(tokens(made(attack)[0])) - 1)
     prompt = Prompt(prompt_id="p", text="3141=", answer="3141")
     with pytest.raises(Slept if attack == "hanging-answers" else ValueError):
@@ -308,7 +308,7 @@ async def test_who_chooses_among_versions_waits_for_a_newer_one(
     newer = VersionId(incarnation=0, version=8)
     worker = SimpleNamespace(installed=VERSION if installs_after else newer)
     leases: list[Any] = [SimpleNamespace(_lease=SimpleNamespace(min_version=VERSION))]
-    monkeypatch.setattr("swarm.redteam.wire.asyncio.sleep", sleep)
+    monkeypatch.setattr("tests.redteam.wire.asyncio.sleep", sleep)
     assert await dawdle(worker, draw, leases) == installed
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from swarm.errors import UserError
-from swarm.redteam.campaign import FLATTERING, NAMES, NOT_TARGETED, AttackRow, CampaignReport, chosen, plans, row_of
-from swarm.redteam.runs import AttackPlan, Ran, Swarm
-from swarm.redteam.sampler import ENGINES
 from swarm.types import NodeId
+from tests.redteam.campaign import FLATTERING, NAMES, NOT_TARGETED, AttackRow, CampaignReport, chosen, plans, row_of
+from tests.redteam.runs import AttackPlan, Ran, Swarm
+from tests.redteam.sampler import ENGINES
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "redteam.md"
 
@@ -208,6 +208,6 @@ def test_a_run_that_does_not_reach_its_end_has_learned_nothing(
 
 
 def test_the_room_loads_no_heavy_library_before_an_engine_is_wanted() -> None:
-    program = "import swarm.redteam.campaign, sys; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    program = "import tests.redteam.campaign, sys; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

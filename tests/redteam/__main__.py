@@ -1,13 +1,17 @@
-"""`echo-node redteam`: attackers as real nodes against a real learner on this machine, and a table of results."""
+"""Attackers as real nodes against a real learner on this machine, and a table of what came of it."""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
 
 from swarm.cli.options import Json
+from swarm.cli.run import DONE, NOT_REACHED, run_to_end, until_signalled
+from swarm.errors import UserError
+from tests.redteam.campaign import campaign, chosen
 
 STEPS = 120  # Honest samplers have then learned the copy task, also beside other work
 CROWD_STEPS = 40  # Enough for each attacker on the wire to be audited, and for one that begins late to be seen
@@ -21,9 +25,6 @@ def redteam(
     as_json: Json = False,
 ) -> None:
     """Attack a swarm on this machine: who is caught, after how many rollouts, and what it costs the run."""
-    from swarm.cli.run import DONE, NOT_REACHED, run_to_end, until_signalled
-    from swarm.redteam.campaign import campaign, chosen
-
     work = campaign(
         () if honest else chosen(only),
         steps=steps,
@@ -36,3 +37,10 @@ def redteam(
     if as_json:
         typer.echo(json.dumps(report.as_object()))
     raise typer.Exit(DONE if report.as_expected else NOT_REACHED)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(redteam)
+    except UserError as fault:
+        sys.exit(f"redteam: {fault}")

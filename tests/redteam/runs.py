@@ -12,11 +12,11 @@ from typing import Any
 
 from swarm.audit.auditing import evidence_in
 from swarm.node.identity import load_or_create_key
-from swarm.redteam.sampler import ENGINES, HANGING, NOTED, RAISING
-from swarm.redteam.wire import RELAYS, WIRE, Client
 from swarm.run.local import learner_url, start_node, stop_nodes
 from swarm.tasks.digits import CopyTask
 from swarm.types import NodeId, Prompt, Score
+from tests.redteam.sampler import ENGINES, HANGING, NOTED, RAISING
+from tests.redteam.wire import RELAYS, WIRE, Client
 
 LIMIT_S, LIMIT_PER_STEP_S = 120.0, 4.0  # A run that takes longer has hung; a step takes a second beside a dozen nodes
 MAX_STALENESS = 2
@@ -33,7 +33,7 @@ seed = {seed}
 eval_every_steps = {eval_every}
 eval_prompts = {prompts}
 """
-FLAWED = "[task]\ntask = 'python:swarm.redteam.runs:FlawedCopy'\nreward_timeout_s = 2.0\n"
+FLAWED = "[task]\ntask = 'python:tests.redteam.runs:FlawedCopy'\nreward_timeout_s = 2.0\n"
 
 
 class FlawedCopy(CopyTask):
@@ -166,7 +166,7 @@ class Swarm:
         settings.write_text(text + (FLAWED if is_flawed else ""))
         flags = ("--port", "0", "--max-staleness", str(MAX_STALENESS), "--run-dir", str(self._run_dir))
         given = ("lead", "--host", "127.0.0.1", "--config", str(settings), *flags)
-        return await self._start("learner", *given, module="swarm.redteam.learner")
+        return await self._start("learner", *given, module="tests.redteam.learner")
 
     async def _join(self, url: str, name: str, *, attack: str = "") -> NodeId:
         state = self._directory / name
@@ -175,7 +175,7 @@ class Swarm:
         flags = ("join", "--lan", "--bootstrap", url, "--state-dir", str(state), *role)
         # Its key is made before the node starts, which then goes by it: so it is known who is who.
         node = load_or_create_key(state).node_id
-        module = "swarm.redteam.sampler" if attack else "swarm"
+        module = "tests.redteam.sampler" if attack else "swarm"
         await self._start(name, *((attack,) if attack else ()), *flags, module=module)
         return node
 

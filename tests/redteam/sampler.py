@@ -1,4 +1,4 @@
-"""Attackers that are nodes: `python -m swarm.redteam.sampler ATTACK join ...` joins as any node does, and deviates.
+"""Attackers that are nodes: `python -m tests.redteam.sampler ATTACK join ...` joins as any node does, and deviates.
 
 What deviates is replaced in the attacker's own process (wire.py), or in its engine's (here). An engine deviates in one
 thing: it proves and reports what an honest one would, and its log-probs are those that its weights give its tokens,
@@ -21,11 +21,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from swarm.process import Child, ChildChannel
-from swarm.redteam.wire import BEYOND, NODES, RELAYS
 from swarm.sampler import worker
 from swarm.sampler.engine import Engine, Generate, Generated, Install, Job, Sampled, Told
 from swarm.tasks.digits import DIGITS
 from swarm.types import Span, VersionId
+from tests.redteam.wire import BEYOND, NODES, RELAYS
 
 NOISE = 0.3  # Of each tensor's own spread: the model still speaks, and is another one
 LEVELS = 7  # Weights of 4 bits are whole numbers from -7 to 7

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.redteam.runs import AttackPlan, Ran, Swarm
-from swarm.redteam.sampler import ENGINES
-from swarm.redteam.wire import NODES, RELAYS, WIRE
+from tests.redteam.runs import AttackPlan, Ran, Swarm
+from tests.redteam.sampler import ENGINES
+from tests.redteam.wire import NODES, RELAYS, WIRE
 
 SAMPLERS = 4  # Of a run whose accuracy is wanted, attackers included unless there are five
 MAX_LOST = 0.05  # Held-out accuracy that an attacker may cost if it is not caught
