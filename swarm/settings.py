@@ -172,6 +172,11 @@ class TaskSection(Section):
         Field(max_length=64),
         Key("Options of gym:NAME, such as { min_terms = 2 }, or of agent:NAME, { network = true }.", "the data set's"),
     ] = {}
+    judge: Annotated[
+        str | None,
+        Field(pattern=r"^https?://\S+$"),
+        Flag("URL[#MODEL] that an agent reaches as the model judge; its key is the variable JUDGE_API_KEY.", "none"),
+    ] = None
     rewards: Annotated[
         Rewards,
         Flag(
@@ -450,6 +455,7 @@ OF_LEAD = (
         lambda c: _kind(c) not in ("copy", "sort", "jsonl", "hf", "gym"),
         "with a task of several turns",
     ),
+    Heeded(("judge",), lambda c: _kind(c) == "agent", "with a task agent:NAME"),
     Heeded(("turn_discount",), lambda c: c.credit == "turn", 'with credit = "turn"'),
     Heeded(("chat_arguments", "system_prompt"), lambda c: c.chat is not False, "in a chat, without --no-chat"),
     Heeded(("clip",), lambda c: c.objective != "tis", "with an objective that clips"),

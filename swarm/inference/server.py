@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import tempfile
 import time
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from swarm.errors import EchoError, ProtocolError, UserError
 from swarm.inference.conversation import Conversations, Messages
@@ -39,6 +40,7 @@ ADDRESS = "inference.json"  # In the run directory, for its owner alone: where t
 BODY_BYTES = 2 << 20  # Of a request: a chat as long as the longest context is under 1 MB
 REQUESTS = 4096  # That wait, each with a connection and its tokens: more than one learner's open episodes
 
+JUDGE, JUDGE_S = "judge", 600.0  # The model's name for agents, and the longest that it may think
 EPISODE = web.RequestKey("episode", str)  # That the caller's key is of; "" for the owner's token
 
 Ask = Callable[[Sequence[int], SamplingRules], Awaitable[Rollout]]
@@ -46,13 +48,23 @@ Ask = Callable[[Sequence[int], SamplingRules], Awaitable[Rollout]]
 
 
 class Endpoint:
-    """Answers requests. `rules` are the run's. The model, called policy or `model`, reads up to `context` tokens, with
-    ids below `vocabulary`. `episodes` are those that a program plays, if one does."""
+    """Answers requests. `rules` are the run's. The model, called policy or `model`, reads up to `context` tokens.
+    `episodes` are those that a program plays, if one does. Their calls of the model "judge" go to the URL `judge`."""
 
-    def __init__(self, ask: Ask, text: TurnText, rules: SamplingRules, *, context: int, model: str = POLICY) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        text: TurnText,
+        rules: SamplingRules,
+        *,
+        context: int,
+        model: str = POLICY,
+        judge: str | None = None,
+    ) -> None:
         self._ask, self._text, self._rules, self._names = ask, text, rules, (POLICY, model)
         self._context = min(context, MAX_TOKENS)
         self.episodes: ExternalEpisodes | None = None
+        self._judge = judge
         self.token = secrets.token_urlsafe(24)
         self._waiting = 0
 
@@ -101,11 +113,15 @@ class Endpoint:
         return web.json_response({"object": "list", "data": [card]})
 
     async def _chat(self, request: web.Request) -> web.Response:
+        if (judged := await self._judged(request)) is not None:
+            return judged
         asked = msgspec.json.decode(await request.read(), type=ChatRequest)
         said = await self._said(request[EPISODE], asked, [one.plain() for one in asked.messages], asked.offered)
         return answered(asked, said, self._text)
 
     async def _complete(self, request: web.Request) -> web.Response:
+        if (judged := await self._judged(request)) is not None:
+            return judged
         asked = msgspec.json.decode(await request.read(), type=TextRequest)
         return answered(asked, await self._said(request[EPISODE], asked, asked.prompt, ()), self._text)
 
@@ -137,6 +153,28 @@ class Endpoint:
         drawn = await self._ask(token_ids, msgspec.structs.replace(rules, max_new_tokens=most))
         message = conversation.drawn(seat, drawn.tokens(), rules.stop)
         return Said(message, drawn, len(token_ids), drawn.rollout_id)
+
+    async def _judged(self, request: web.Request) -> web.Response | None:
+        """Return what the judge answers to an agent's call of it; None if it is a call of the policy."""
+        if self._judge is None or not request[EPISODE]:
+            return None
+        asked = msgspec.json.decode(await request.read(), type=dict[str, Any])
+        if asked.get("model") != JUDGE:
+            return None
+        base, _, model = self._judge.partition("#")
+        asked |= {"model": model or JUDGE}
+        headers = {"Authorization": f"Bearer {os.environ.get('JUDGE_API_KEY', '-')}"}
+        try:
+            async with (
+                ClientSession(timeout=ClientTimeout(total=JUDGE_S)) as session,
+                session.post(
+                    f"{base.rstrip('/')}{request.path.removeprefix('/v1')}", json=asked, headers=headers
+                ) as answer,
+            ):
+                body = await answer.content.read(BODY_BYTES)
+                return web.Response(status=answer.status, body=body, content_type=answer.content_type)
+        except (ClientError, TimeoutError) as fault:
+            raise EchoError(f"the judge at {base} does not answer: {type(fault).__name__}") from fault
 
     def _played(self) -> ExternalEpisodes:
         if self.episodes is None:

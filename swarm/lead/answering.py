@@ -82,7 +82,9 @@ class Answering:
         config, stops = self._config, prepared.stop_token_ids
         text = prompts.turns or TurnText(prompts.tokenizer, prompts.template, stops, config.system_prompt)
         rules = sampling_rules(config, self._task, stops)
-        endpoint = Endpoint(self._rollouts.ask, text, rules, context=prepared.context_tokens, model=config.model)
+        endpoint = Endpoint(
+            self._rollouts.ask, text, rules, context=prepared.context_tokens, model=config.model, judge=config.judge
+        )
         place = await exits.enter_async_context(serving(endpoint, self._run_dir))
         if self._task.is_external:
             secrets = [*(identity / name for name in SECRETS), self._run_dir / ADDRESS, self._run_dir / SOCKET]

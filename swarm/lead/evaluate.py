@@ -131,7 +131,9 @@ async def _played(
     """Return what plays a prompt as the rollout plane has an episode played, with one engine."""
     assert prompts.turns is not None
     asked = sampling_rules(config, prompts.task, rules.stop_token_ids)  # What a client may name, greedy or not
-    endpoint = Endpoint(engine.ask, prompts.turns, asked, context=context_tokens, model=config.model)
+    endpoint = Endpoint(
+        engine.ask, prompts.turns, asked, context=context_tokens, model=config.model, judge=config.judge
+    )
     place = await exits.enter_async_context(serving(endpoint, directory))
     runs = program_runs(config, asked, endpoint, place, [directory / ADDRESS], directory / LOGS / "agent.log")
     exits.push_async_callback(runs.close)

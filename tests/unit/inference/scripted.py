@@ -46,7 +46,7 @@ class ScriptedPolicy:
         return answer
 
 
-def endpoint(policy: ScriptedPolicy) -> Endpoint:
+def endpoint(policy: ScriptedPolicy, judge: str | None = None) -> Endpoint:
     tokenizer = letters()
     text = TurnText(tokenizer, None, (STOP,))
-    return Endpoint(policy.ask, text, RULES, context=64, model="org/model")
+    return Endpoint(policy.ask, text, RULES, context=64, model="org/model", judge=judge)

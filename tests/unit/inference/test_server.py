@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from swarm.errors import PeerUnreachable, ProtocolError, UserError
@@ -169,6 +170,27 @@ async def test_the_key_of_an_episode_asks_for_its_turns_and_nothing_else() -> No
         assert "no episode 't0/1.2' is played" in answer["error"]["message"]
     other = key.replace("t0/1.2", "t0/1.3")
     assert (await post(served, REWARD, {"reward": 1}, token=other))[0] == 401
+
+
+async def test_an_agent_s_calls_of_the_judge_go_to_its_own_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str, Any]] = []
+
+    async def judge(request: web.Request) -> web.Response:
+        told.append((request.path, request.headers["Authorization"], await request.json()))
+        return web.json_response({"choices": []}, status=418)
+
+    app = web.Application()
+    app.router.add_post("/v2/chat/completions", judge)
+    monkeypatch.setenv("JUDGE_API_KEY", "secret")
+    asked = {"model": "judge", "messages": HELLO, "response_format": {"type": "json_object"}}
+    async with TestServer(app) as elsewhere:
+        served = endpoint(policy := ScriptedPolicy(drawn("a$")), judge=f"{elsewhere.make_url('/v2')}#gpt-5")
+        assert await post(served, CHAT, asked, token=served.key_of("t0/1.2")) == (418, {"choices": []})
+        assert told == [("/v2/chat/completions", "Bearer secret", {**asked, "model": "gpt-5"})]
+        assert (await post(served, CHAT, {"model": "judge", "messages": HELLO}))[0] == 200, "a person asks the policy"
+        assert len(told) == len(policy.asked) == 1
+    status, answer = await post(served, CHAT, asked, token=served.key_of("t0/1.2"))
+    assert (status, "does not answer" in answer["error"]["message"]) == (503, True)
 
 
 async def test_a_key_that_is_no_text_is_no_key() -> None:
