@@ -138,19 +138,22 @@ def test_two_players_train_on_their_games(swarm: Swarm) -> None:
 
 @pytest.mark.slow
 def test_an_agent_is_trained_on_through_the_endpoint(swarm: Swarm) -> None:
-    """It makes three calls an episode, two of them of one conversation, and an engine draws them within its limits."""
+    """It makes three calls an episode, of which the second goes on from the first unless a stop token ended that. The
+    engine draws each within its limits."""
     pytest.importorskip("openai", reason="the extra agents is not installed")
     learner = lead(swarm, f"agent:{Path(__file__).with_name('players.py')}:counts")
     episodes = ends_well(learner, *join(swarm, learner, 1))
     for one in episodes:
-        assert [turn["seat"] for turn in one["turns"]] == [1, 1, 2]
+        seats = [turn["seat"] for turn in one["turns"]]
+        assert seats in ([1, 1, 2], [1, 2, 3])
         assert [turn["end"] - turn["start"] <= 2 for turn in one["turns"]] == [True] * 3
-        assert len({round(sum(t["reward"] for t in one["turns"] if t["seat"] == seat), 6) for seat in (1, 2)}) == 1
+        assert len({round(sum(t["reward"] for t in one["turns"] if t["seat"] == seat), 6) for seat in seats}) == 1
     lines = learner.metrics()
     assert all(line["grad_norm"] > 0 for line in lines), "rewards differ, and are trained on"
-    assert all(line["rewards/forks/mean"] == 1.0 for line in lines)
+    assert all(1.0 <= line["rewards/forks/mean"] < 2.0 for line in lines)
     report, *_ = verify_directory(learner.run_dir)
-    assert (report.turns, report.streams, report.breaches) == (3 * report.payloads, 2 * report.payloads, [])
+    assert (report.turns, report.breaches) == (3 * report.payloads, [])
+    assert 2 * report.payloads <= report.streams < 3 * report.payloads
 
 
 @pytest.mark.long
