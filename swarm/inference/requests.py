@@ -69,6 +69,30 @@ class Streaming(msgspec.Struct, frozen=True):
     include_usage: bool = False
 
 
+WHOLE = "samplers draw from the whole policy and as it is: leave it out"
+AGAIN = "what it forces cannot be drawn again: leave it out, and ask in words"
+REFUSED: dict[str, tuple[Sequence[Any], str]] = {
+    "top_p": ((1,), WHOLE),
+    "top_k": ((0, -1), WHOLE),
+    "repetition_penalty": ((1,), WHOLE),
+    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens"), ((0, {}), WHOLE)),
+    "response_format": (({"type": "text"},), AGAIN),
+    "tool_choice": (("auto", "none"), AGAIN),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice"), ((), AGAIN)),
+    **dict.fromkeys(("top_logprobs", "echo", "suffix", "functions"), ((0, False, "", []), "leave it out")),
+    "best_of": ((1,), "ask for n answers"),
+}
+"""Fields that would draw otherwise, the values at which they do not, and what to do."""
+
+
+def refuse(body: bytes) -> None:
+    """Raise ProtocolError for what cannot be kept."""
+    asked = msgspec.json.decode(body, type=dict[str, Any])
+    for name, (harmless, words) in REFUSED.items():
+        if asked.get(name) is not None and asked[name] not in harmless:
+            raise ProtocolError(f"$.{name}: {words}")
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of both kinds of request. None is the run's own; what is not named here is ignored."""
 
@@ -82,25 +106,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: Streaming | None = None
     logprobs: bool | int | None = None
     seed: int | None = None
-    # Only to be refused, unless they change nothing
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    top_logprobs: int | None = None
-    logit_bias: dict[str, float] | None = None
-    response_format: dict[str, Any] | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    best_of: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    functions: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Any = None
 
     @property
     def most(self) -> int:
@@ -110,26 +116,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
-
-    def check(self) -> None:
-        """Raise ProtocolError for what cannot be kept."""
-        if self.top_p not in (None, 1) or self.top_k not in (None, 0, -1) or self.min_p not in (None, 0):
-            raise ProtocolError("$.top_p, top_k and min_p: samplers draw from the whole policy, so leave them out")
-        if (
-            self.presence_penalty
-            or self.frequency_penalty
-            or self.logit_bias
-            or self.repetition_penalty not in (None, 1)
-        ):
-            raise ProtocolError("penalties and logit_bias would draw from another policy: leave them out")
-        if self.min_tokens or self.guided_json or self.guided_regex or self.guided_choice or self.functions:
-            raise ProtocolError("min_tokens, guided_json and its kind, and functions: leave them out (tools are taken)")
-        if self.best_of not in (None, 1) or self.echo or self.suffix:
-            raise ProtocolError("best_of, echo and suffix: leave them out, and ask for n answers")
-        if self.response_format not in (None, {"type": "text"}) or self.tool_choice not in (None, "auto", "none"):
-            raise ProtocolError("response_format and a forced tool_choice cannot be drawn again: ask in words")
-        if self.top_logprobs:
-            raise ProtocolError("top_logprobs: samplers hand in the log-probs of what they drew alone")
 
     def check_episode(self, rules: SamplingRules, names: Sequence[str]) -> None:
         """Raise ProtocolError for what a turn that is trained on cannot have."""

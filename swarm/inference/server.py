@@ -29,7 +29,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 from swarm.errors import EchoError, ProtocolError, UserError
 from swarm.inference.conversation import Conversations, Messages
 from swarm.inference.episodes import ExternalEpisodes, Said
-from swarm.inference.requests import ChatRequest, Request, RewardRequest, TextRequest, as_sent
+from swarm.inference.requests import ChatRequest, Request, RewardRequest, TextRequest, as_sent, refuse
 from swarm.tasks.programs import POLICY
 from swarm.types import MAX_TOKENS, Rollout, SamplingRules, TurnLimits
 
@@ -115,14 +115,16 @@ class Endpoint:
     async def _chat(self, request: web.Request) -> web.Response:
         if (judged := await self._judged(request)) is not None:
             return judged
-        asked = msgspec.json.decode(await request.read(), type=ChatRequest)
+        refuse(body := await request.read())
+        asked = msgspec.json.decode(body, type=ChatRequest)
         said = await self._said(request[EPISODE], asked, [one.plain() for one in asked.messages], asked.offered)
         return answered(asked, said, self._text)
 
     async def _complete(self, request: web.Request) -> web.Response:
         if (judged := await self._judged(request)) is not None:
             return judged
-        asked = msgspec.json.decode(await request.read(), type=TextRequest)
+        refuse(body := await request.read())
+        asked = msgspec.json.decode(body, type=TextRequest)
         return answered(asked, await self._said(request[EPISODE], asked, asked.prompt, ()), self._text)
 
     async def _reward(self, request: web.Request) -> web.Response:
@@ -133,7 +135,6 @@ class Endpoint:
 
     async def _said(self, episode: str, asked: Request, chat: Messages | str, tools: Messages) -> Sequence[Said]:
         """Have it drawn: as turns of an episode, or for a person, outside of the run."""
-        asked.check()
         count, rules = asked.n or 1, self._rules
         if episode:
             asked.check_episode(rules, self._names)
@@ -171,7 +172,11 @@ class Endpoint:
                     f"{base.rstrip('/')}{request.path.removeprefix('/v1')}", json=asked, headers=headers
                 ) as answer,
             ):
-                body = await answer.content.read(BODY_BYTES)
+                body = b""
+                async for part in answer.content.iter_any():
+                    body += part
+                    if len(body) > BODY_BYTES:
+                        raise EchoError(f"the judge at {base} answers with more than {BODY_BYTES} bytes: ask for less")
                 return web.Response(status=answer.status, body=body, content_type=answer.content_type)
         except (ClientError, TimeoutError) as fault:
             raise EchoError(f"the judge at {base} does not answer: {type(fault).__name__}") from fault

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import json
 import os
+import ssl
 import sys
 import traceback
 from collections.abc import Mapping
@@ -51,9 +52,9 @@ class Agent:
                 body = {"reward": float(value), "id": getattr(completion, "id", None)}
                 await self.post("/reward", body=body, cast_to=object)
 
-        # Each episode has its own connections: for each call a shared pool looks through those of all episodes. And no
-        # proxy or certificate: it is this machine that is asked.
-        self._connections = partial(DefaultAsyncHttpxClient, verify=False, trust_env=False)
+        # Each episode has its own connections: for each call a shared pool looks through those of all episodes. Reading
+        # the machine's certificates takes longest of making them, so that is done once. This machine needs no proxy.
+        self._connections = partial(DefaultAsyncHttpxClient, verify=ssl.create_default_context(), trust_env=False)
         self._client = partial(Client, base_url=f"{url}/v1", timeout=CALL_S, max_retries=0)
         self._path, _, name = begin.what.rpartition(":")
         module = load_module(Path(self._path), f"the agent {begin.what}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 from pathlib import Path
@@ -62,12 +63,12 @@ async def test_nothing_is_asked_without_the_token(path: str, token: str) -> None
         (CHAT, {"messages": HELLO, "n": 33}, "$.n"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "image_url"),
         (CHAT, {"messages": HELLO, "top_k": 50}, "top_k"),
-        (CHAT, {"messages": HELLO, "min_p": 0.1}, "min_p"),
-        (CHAT, {"messages": HELLO, "presence_penalty": 0.5}, "penalties"),
-        (CHAT, {"messages": HELLO, "frequency_penalty": 0.5}, "penalties"),
+        (CHAT, {"messages": HELLO, "min_p": 0.1}, "$.min_p"),
+        (CHAT, {"messages": HELLO, "presence_penalty": 0.5}, "$.presence_penalty"),
+        (CHAT, {"messages": HELLO, "frequency_penalty": 0.5}, "$.frequency_penalty"),
         (CHAT, {"messages": HELLO, "logit_bias": {"1": 5}}, "logit_bias"),
-        (CHAT, {"messages": HELLO, "repetition_penalty": 1.1}, "penalties"),
-        (CHAT, {"messages": HELLO, "guided_regex": "a*"}, "guided_json"),
+        (CHAT, {"messages": HELLO, "repetition_penalty": 1.1}, "$.repetition_penalty"),
+        (CHAT, {"messages": HELLO, "guided_regex": "a*"}, "$.guided_regex"),
         (TEXT, {"prompt": "a", "best_of": 3}, "best_of"),
         (TEXT, {"prompt": "a", "echo": True}, "echo"),
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
@@ -175,9 +176,15 @@ async def test_the_key_of_an_episode_asks_for_its_turns_and_nothing_else() -> No
 async def test_an_agent_s_calls_of_the_judge_go_to_its_own_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, str, Any]] = []
 
-    async def judge(request: web.Request) -> web.Response:
+    async def judge(request: web.Request) -> web.StreamResponse:
+        """It answers in parts, as one that streams does."""
         told.append((request.path, request.headers["Authorization"], await request.json()))
-        return web.json_response({"choices": []}, status=418)
+        answer = web.StreamResponse(status=418, headers={"Content-Type": "application/json"})
+        await answer.prepare(request)
+        for part in (b'{"choi', b'ces": []}'):
+            await answer.write(part)
+            await asyncio.sleep(0.02)
+        return answer
 
     app = web.Application()
     app.router.add_post("/v2/chat/completions", judge)
