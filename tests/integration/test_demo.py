@@ -147,14 +147,13 @@ def test_a_real_model_is_fetched_and_trained(
 def test_no_process_outlives_the_demo(tmp_path: Path, number: signal.Signals) -> None:
     demo = Node(tmp_path, "demo", "demo", "--samplers", "1", "--run-dir", str(tmp_path / "run"))
     try:
-        # Two nodes, a trainer, an engine and a reward process.
+        # Two nodes, a trainer, an engine and a reward process; short-lived ones come and go.
         eventually(lambda: len(demo.children()) >= 5, demo, "the swarm is up")
         started = demo.children()
         demo.signal(number)
         assert demo.wait() != 0
-        gone, alive = psutil.wait_procs(started, timeout=60)
+        _, alive = psutil.wait_procs(started, timeout=60)
         assert not alive, [process.cmdline() for process in alive]
-        assert len(gone) >= 5
     finally:
         demo.end()
 
