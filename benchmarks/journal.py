@@ -66,7 +66,7 @@ class Load:
     def opening(self, number: int) -> list[Entry]:
         samples = tuple((index, 0) for index in range(self.size))
         return [
-            GroupOpened(number=number, version=self._version(number), max_staleness=2),
+            GroupOpened(number=number, prompt_number=number, version=self._version(number), max_staleness=2),
             SamplesLeased(number=number, node=self._node(number), samples=samples),
         ]
 

@@ -24,6 +24,7 @@ from swarm.types import (
     ObjectiveName,
     OptimizerStates,
     Schedule,
+    Selection,
 )
 
 if TYPE_CHECKING:
@@ -270,6 +271,10 @@ class Learn(Section):
         ),
         RESUMED,
     ] = False
+    selection: Annotated[
+        Selection,
+        Flag("Prompts: each as often as any other, or more often those at the frontier of what the model can do."),
+    ] = "uniform"
     overlong: Annotated[
         Literal["keep", "mask", "punish"],
         Key("What becomes of rollouts cut off at the longest completion: kept, left out of the loss, or punished."),

@@ -14,6 +14,7 @@ SwarmId = NewType("SwarmId", str)
 GroupId = NewType("GroupId", str)
 
 OptimizerStates = Literal["float32", "8bit", "host"]  # How and where AdamW keeps its two moments
+Selection = Literal["uniform", "frontier"]  # Of prompts
 Schedule = Literal["constant", "linear", "cosine", "wsd"]  # Of the learning rate; wsd: warm up, stay, decay
 Freshness = Literal["adaptive", "off"]  # Groups open as late as the fleet allows, or as early as the bound allows
 Normalisation = Literal["tokens", "rollouts", "constant"]  # Divisor of the loss of a minibatch

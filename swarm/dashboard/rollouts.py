@@ -61,7 +61,7 @@ def read_groups(
 
 
 def _group(journal: sqlite3.Connection, group: GroupRow, read: Read, chars: int) -> dict[str, Any]:
-    prompt, rows = read[0](group.number), rollout_rows(journal, group.number)
+    prompt, rows = read[0](group.prompt_number), rollout_rows(journal, group.number)
     chars = min(TEXT_CHARS, chars // max(1, len(rows)))
     return {
         "group": group.number,

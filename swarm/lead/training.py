@@ -296,7 +296,7 @@ class Training:
         for group in recorded:
             rollouts = sorted(group.rollouts, key=lambda one: one.rollout.index)
             answers = [(one.rollout, one.score, one.node) for one in rollouts]
-            groups.append(train_group(self._prompt(group.number), answers, self.step))
+            groups.append(train_group(self._prompt(group.prompt_number), answers, self.step))
         return groups
 
     async def _note_save(self, saved: Saved) -> None:

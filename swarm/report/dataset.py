@@ -63,7 +63,7 @@ def _rows(
 ) -> Iterator[Row | None]:
     """Yield a row for each accepted rollout, None in place of one whose payload is not there."""
     for group in group_rows(connection, "TRUE"):
-        question = prompt(group.number)
+        question = prompt(group.prompt_number)
         for one in rollout_rows(connection, group.number):
             rollout = read_rollout(connection, one)
             yield None if rollout is None else _row(group, one, question, rollout, decode_text)

@@ -95,7 +95,7 @@ def _lines(group: GroupRow, row: RolloutRow, rollout: Rollout, read: Read) -> li
     if not rollout.turns:
         return []
     assert group.step is not None
-    prompt, said = prompt_of(group.number), list(_said(rollout, decode_text))
+    prompt, said = prompt_of(group.prompt_number), list(_said(rollout, decode_text))
     if boards := boards_of(prompt, [words for head, words in said if head.startswith("model")]):
         said = list(_with_boards(said, boards))
     head = (

@@ -265,7 +265,9 @@ def test_the_official_client_and_frameworks_ask_a_real_model(function: str) -> N
     except UserError as fault:
         pytest.skip(f"no package index: {fault}")
     task = f"agent:{AGENTS}:{function}"
-    done = run_command("eval", task, "--model", str(model), "--prompts", "3", "--max-new-tokens", "48", "--json")
+    done = run_command(
+        "eval", task, "--model", str(model), "--prompts", "3", "--max-new-tokens", "48", "--json", timeout_s=580
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["prompts"], found["reward_failed"]) == (3, 0), done.stderr[-3000:]

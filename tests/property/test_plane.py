@@ -28,8 +28,8 @@ PICK = st.integers(0, 1_000)
 class PlaneMachine(RuleBasedStateMachine):
     """Samplers, a learner and its crashes, without a clock of their own."""
 
-    @initialize(bound=st.integers(0, 3), patient=st.booleans(), dynamic=st.booleans())
-    def begin(self, bound: int, patient: bool, dynamic: bool) -> None:
+    @initialize(bound=st.integers(0, 3), patient=st.booleans(), dynamic=st.booleans(), frontier=st.booleans())
+    def begin(self, bound: int, patient: bool, dynamic: bool, frontier: bool) -> None:
         self.now = 0.0
         self.scenario = Scenario(
             name="default",
@@ -42,6 +42,7 @@ class PlaneMachine(RuleBasedStateMachine):
             lease_time_limit_s=60.0,
             patient=patient,
             dynamic_sampling=dynamic,
+            selection="frontier" if frontier else "uniform",
         )
         self.plane = WatchedPlane(self.scenario, seed=0, clock=lambda: self.now)
         self.ledger = Ledger(self.scenario.group_size, self.plane.breach)

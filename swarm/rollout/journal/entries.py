@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from swarm.types import GroupId, NodeId, Observed, Rollout, Score, VersionId
 from swarm.wire import Digest
@@ -15,9 +16,11 @@ from swarm.wire import Digest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOpened:
-    """Training group `number` was opened, with the task's prompt `number`. `max_staleness` was the bound then."""
+    """Training group `number` was opened, with the task's prompt `prompt_number`. `max_staleness` was the bound
+    then."""
 
     number: int
+    prompt_number: int
     version: VersionId
     max_staleness: int
 
@@ -155,6 +158,7 @@ class RecordedGroup:
     and `turns` those of its episodes under way."""
 
     number: int
+    prompt_number: int
     version: VersionId
     max_staleness: int
     rollouts: tuple[RecordedRollout, ...]
@@ -162,10 +166,26 @@ class RecordedGroup:
     turns: tuple[TurnTaken, ...] = ()
 
 
+RECALLED_GROUPS = 16_384  # Groups, newest first, whose rewards a resumed run recalls to select prompts by
+
+
+class Tried(NamedTuple):
+    """The rewards of a complete group: how many, their sum and range. It was in batch `step`, or dropped before it."""
+
+    number: int
+    prompt_number: int
+    step: int
+    tries: int
+    total: float
+    lowest: float
+    highest: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
     """Where a run stood. `groups` holds the open and the ready groups in order of their numbers; `opened` is the next
-    number, and `replaced` counts the groups dropped as NO_VARIANCE since the last batch."""
+    number, and `replaced` counts the groups dropped as NO_VARIANCE since the last batch. `tried` has the groups of all
+    batches and these, in the order of steps and numbers."""
 
     next_batch: int
     opened: int
@@ -173,4 +193,5 @@ class RecordedRun:
     published: VersionPublished | None
     bound: BoundSet | None
     replaced: int = 0
+    tried: tuple[Tried, ...] = ()
     given: Mapping[NodeId, tuple[int, int]] = field(default_factory=dict)  # Accepted rollouts and tokens, by node

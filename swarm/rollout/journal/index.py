@@ -39,7 +39,7 @@ from swarm.rollout.journal.entries import (
 from swarm.types import NodeId
 from swarm.wire import digest, encode
 
-SCHEMA_VERSION = 6  # Version of the tables below, kept in the database's user_version
+SCHEMA_VERSION = 7  # Version of the tables below, kept in the database's user_version
 
 WAL_PAGES = 16384  # Pages of 4 kB in the log before SQLite moves them to the database, which delays one commit
 BUSY_S = 30.0  # Longest wait for another process; readers such as `verify` hold no lock that a writer waits for
@@ -75,7 +75,8 @@ SCHEMA = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE nodes(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
 CREATE TABLE groups(
-    number INTEGER PRIMARY KEY, incarnation INTEGER NOT NULL, version INTEGER NOT NULL, max_staleness INTEGER NOT NULL,
+    number INTEGER PRIMARY KEY, prompt_number INTEGER NOT NULL,
+    incarnation INTEGER NOT NULL, version INTEGER NOT NULL, max_staleness INTEGER NOT NULL,
     step INTEGER, place INTEGER,
     reason TEXT, dropped_oldest INTEGER, dropped_at INTEGER, dropped_bound INTEGER
 ) STRICT;
@@ -288,9 +289,9 @@ class Index:
 
     def _apply_kinds(self, entries: Sequence[Entry]) -> None:
         self.connection.executemany(
-            "INSERT INTO groups(number, incarnation, version, max_staleness) VALUES (?, ?, ?, ?)",
+            "INSERT INTO groups(number, prompt_number, incarnation, version, max_staleness) VALUES (?, ?, ?, ?, ?)",
             [
-                (e.number, e.version.incarnation, e.version.version, e.max_staleness)
+                (e.number, e.prompt_number, e.version.incarnation, e.version.version, e.max_staleness)
                 for e in entries
                 if isinstance(e, GroupOpened)
             ],

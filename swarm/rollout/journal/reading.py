@@ -10,11 +10,13 @@ import msgspec
 
 from swarm.rollout.journal.entries import (
     NO_VARIANCE,
+    RECALLED_GROUPS,
     BoundSet,
     RecordedGroup,
     RecordedLease,
     RecordedRollout,
     RecordedRun,
+    Tried,
     TurnTaken,
     VersionPublished,
 )
@@ -52,6 +54,7 @@ class GroupRow(NamedTuple):
     """The row of one group."""
 
     number: int
+    prompt_number: int
     incarnation: int
     version: int
     max_staleness: int
@@ -108,6 +111,12 @@ GIVEN = (
     "GROUP BY r.node ORDER BY sum(r.tokens) DESC LIMIT ?"
 )
 
+TRIED = (
+    "SELECT g.number, g.prompt_number, coalesce(g.step, g.dropped_at) AS at, count(*), sum(r.reward), min(r.reward), "
+    "max(r.reward) FROM groups g JOIN rollouts r ON r.number = g.number "
+    "WHERE (g.step IS NOT NULL OR g.reason = ?) AND g.number > ? GROUP BY g.number ORDER BY at, g.number"
+)
+
 
 def read_run(connection: sqlite3.Connection) -> RecordedRun:
     """Return where the run stands. Raise DatabaseError if the payload of a waiting rollout is damaged."""
@@ -124,6 +133,10 @@ def read_run(connection: sqlite3.Connection) -> RecordedRun:
         published=read_version(connection),
         bound=read_bound(connection),
         replaced=replaced,
+        tried=tuple(
+            msgspec.convert(row, Tried)
+            for row in connection.execute(TRIED, (NO_VARIANCE, (last or 0) - RECALLED_GROUPS))
+        ),
         given={node: (rollouts, tokens) for node, rollouts, tokens in connection.execute(GIVEN, (MAX_GIVEN,))},
     )
 
@@ -156,6 +169,7 @@ def _read_group(connection: sqlite3.Connection, row: GroupRow) -> RecordedGroup:
     )
     return RecordedGroup(
         number=row.number,
+        prompt_number=row.prompt_number,
         version=VersionId(incarnation=row.incarnation, version=row.version),
         max_staleness=row.max_staleness,
         rollouts=tuple(_read_recorded(connection, one) for one in rollout_rows(connection, row.number)),

@@ -129,7 +129,8 @@ class Sample:
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """One prompt and its samples. `min_version` is the version that it was opened for, `bound` is S at that time.
+    """One prompt and its samples. `min_version` is the version that it was opened for, `bound` is S at that time, and
+    `prompt_number` the prompt's in the task, of a training group.
     `answered` and `oldest_answer` (a version) summarise the samples' rollouts, and `waiting` counts the waiting
     samples. LeaseTable keeps them up to date."""
 
@@ -140,6 +141,7 @@ class Group:
     rules: SamplingRules
     min_version: VersionId
     bound: int
+    prompt_number: int = -1
     episodes: EpisodeRules | None = None
     samples: list[Sample] = field(default_factory=list)
     answered: int = 0

@@ -7,7 +7,8 @@ groups go to the buffer. `take` hands out batch n and drops groups that are too 
 
 With `dynamic_sampling` a complete group whose rewards are all equal, so that it teaches nothing, is dropped instead,
 and pacing lets another be opened in its place, as for any group that is gone: for each batch as many as it has groups,
-which bounds what it costs. Where to stop follows from the records, so a restart does not begin to count again.
+which bounds what it costs. Where to stop follows from the records, so a restart does not begin to count again. With
+selection = "frontier" a group gets one of its next few prompts, the others are left out, and the record says which.
 
 Where the task has an environment, a sample is an episode (episodes.py). What its sampler hands in are its turns, each
 judged as it comes; the environment answers outside (`StepWanted`, `observed`), and once it has ended the episode is one
@@ -44,6 +45,7 @@ from swarm.rollout.journal.entries import (
     RolloutAccepted,
     RolloutReturned,
     RolloutScored,
+    Tried,
     TurnTaken,
 )
 from swarm.rollout.messages import Answer, Refusal
@@ -65,6 +67,7 @@ from swarm.rollout.plane.effects import (
     turn_taken,
 )
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
+from swarm.rollout.plane.frontier import Frontier, prompts_per_group
 from swarm.rollout.plane.groups import Grant, Group, LeaseTable
 from swarm.rollout.plane.heldout import HeldOutRound
 from swarm.rollout.plane.nodes import MIN_NEW_HELD
@@ -80,6 +83,7 @@ from swarm.types import (
     Rollout,
     SamplingRules,
     Score,
+    Selection,
     Verdict,
     VersionId,
 )
@@ -108,6 +112,7 @@ class PlaneRules:
     groups_per_step: int
     group_size: int
     dynamic_sampling: bool = False
+    selection: Selection = "uniform"
     credit: Credit = "episode"
     eval_samples: int = 1
     rules: SamplingRules
@@ -115,6 +120,10 @@ class PlaneRules:
     beat_s: float
     lease_time_limit_s: float
     episodes: EpisodeRules | None = None
+
+    @property
+    def prompts_per_group(self) -> int:
+        return prompts_per_group(self.selection)
 
 
 class RolloutPlane:
@@ -137,6 +146,7 @@ class RolloutPlane:
         self._buffer = Buffer(batch_groups=rules.groups_per_step)
         self._opened = 0
         self._replaced = 0  # Groups dropped as NO_VARIANCE since the last batch
+        self._frontier = Frontier(rules.run_seed) if rules.selection == "frontier" else None
         self.round = HeldOutRound(rules.life, samples=rules.eval_samples)
         self._asked = 0
         self._pacing = Pacing(batch_groups=rules.groups_per_step, adaptive=rules.adaptive)
@@ -150,6 +160,10 @@ class RolloutPlane:
         then count as leased still, and episodes go on from their last recorded turn."""
         assert self._opened == 0
         self.next_batch, self._opened, self._replaced = run.next_batch, run.opened, run.replaced
+        if self._frontier is not None:
+            for tried in run.tried:
+                self._frontier.note(tried, self._prompts(tried.prompt_number))
+            self._frontier.fold(before=run.next_batch)
         return [effect for group in run.groups for effect in self._restore_group(group, now=now)] + self._expire()
 
     # -- what samplers do ------------------------------------------------------------------------------------
@@ -410,8 +424,12 @@ class RolloutPlane:
         assert all(is_fresh(g.oldest_version, self.next_batch, self.max_staleness) for g in batch)
         numbers = tuple(group.order for group in batch)
         taken = BatchTaken(step=self.next_batch, max_staleness=self.max_staleness, numbers=numbers)
+        for group in batch:
+            self._note(group)
         self.next_batch += 1
         self._replaced = 0
+        if self._frontier is not None:
+            self._frontier.fold(before=self.next_batch)
         self.leased.is_late = False
         self._pacing.taken()
         return batch, [taken, *self._expire()]
@@ -529,8 +547,10 @@ class RolloutPlane:
             held.version, by_deadline, self.next_batch, self.max_staleness, ahead=grant.at_once == 0, answer_s=answer_s
         ):
             by_deadline[due] += 1
-            grant.records.append(GroupOpened(number=self._opened, version=held, max_staleness=self.max_staleness))
-            group = self._open_training(self._opened, held)
+            number, prompt = self._next_prompt()
+            group = self._open_training(self._opened, held, number, prompt)
+            opened = GroupOpened(number=self._opened, prompt_number=number, version=held, max_staleness=group.bound)
+            grant.records.append(opened)
             grant.begun.append(group)
             # Episodes that wait for their environment are on their way to this node, or to others.
             grant.capacity -= len(group.samples) - group.waiting
@@ -541,9 +561,36 @@ class RolloutPlane:
         """Count the open and ready groups by deadline. The rules ignore deadlines below n."""
         return self._buffer.by_deadline(self.max_staleness) + self.leased.by_deadline(self.max_staleness)
 
-    def _open_training(self, number: int, version: VersionId) -> Group:
-        name, prompt, rules = GroupId(f"t{number}"), self._prompts(number), self.rules
-        return self._open("train", number, version, prompt, rules.rules, name=name, size=rules.group_size)
+    def _next_prompt(self) -> tuple[int, Prompt]:
+        """Return the prompt for the next training group, and its number."""
+        first = self._opened * self.rules.prompts_per_group
+        candidates = [self._prompts(first + place) for place in range(self.rules.prompts_per_group)]
+        if self._frontier is None:
+            return first, candidates[0]
+        begun = {group.prompt.prompt_id for group in [*self.leased.groups(), *self._buffer.groups()]}
+        place = self._frontier.choose(self._opened, self.next_batch, candidates, begun)
+        return first + place, candidates[place]
+
+    def _note(self, group: Group) -> None:
+        """Tell the frontier of the rewards of a complete group."""
+        rewards = [sample.score.reward for sample in group.samples if sample.score is not None]
+        if self._frontier is not None:
+            about = Tried(
+                number=group.order,
+                prompt_number=group.prompt_number,
+                step=self.next_batch,
+                tries=len(rewards),
+                total=sum(rewards),
+                lowest=min(rewards),
+                highest=max(rewards),
+            )
+            self._frontier.note(about, group.prompt)
+
+    def _open_training(self, number: int, version: VersionId, prompt_number: int, prompt: Prompt) -> Group:
+        name, rules = GroupId(f"t{number}"), self.rules
+        group = self._open("train", number, version, prompt, rules.rules, name=name, size=rules.group_size)
+        group.prompt_number = prompt_number
+        return group
 
     def _open(
         self,
@@ -569,7 +616,8 @@ class RolloutPlane:
         return self.leased.open(group, size)
 
     def _restore_group(self, recorded: RecordedGroup, *, now: float) -> list[Effect]:
-        group = self._open_training(recorded.number, recorded.version)
+        asked = recorded.prompt_number
+        group = self._open_training(recorded.number, recorded.version, asked, self._prompts(asked))
         group.bound = recorded.max_staleness
         wanted: list[Effect] = []
         for found in recorded.rollouts:
@@ -637,6 +685,7 @@ class RolloutPlane:
             return [self._dropped(group, "stale")]
         if not is_judged and self._is_for_replacement(group):
             self._replaced += 1
+            self._note(group)
             # Who asked in vain may open the next.
             self.leased.chances += 1
             return [self._dropped(group, NO_VARIANCE)]

@@ -154,6 +154,7 @@ def new_plane(scenario: Scenario, seed: int, life: int, max_staleness: int) -> H
         groups_per_step=scenario.groups_per_step,
         group_size=scenario.group_size,
         dynamic_sampling=scenario.dynamic_sampling,
+        selection=scenario.selection,
         rules=SamplingRules(temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, stop_token_ids=(STOP_TOKEN,)),
         vocab_size=VOCABULARY,
         beat_s=scenario.beat_s,

@@ -25,6 +25,7 @@ from swarm.rollout.journal.entries import (
     RolloutReturned,
     RolloutScored,
     SamplesLeased,
+    Tried,
     TurnTaken,
     VersionPublished,
 )
@@ -79,6 +80,7 @@ class Ledger:
             published=self.published,
             bound=self.bound,
             replaced=sum(g.end == "no_variance" and g.ended_before == len(self.batches) for g in self.groups),
+            tried=tuple(sorted((_tried(g) for g in self.groups if _counts(g)), key=lambda one: (one.step, one.number))),
         )
 
     def batch(self, step: int) -> list[ScoredRollout]:
@@ -177,6 +179,7 @@ def _authors(group: Recorded) -> dict[NodeId, int]:
 def _found(group: Recorded) -> RecordedGroup:
     return RecordedGroup(
         number=group.opened.number,
+        prompt_number=group.opened.prompt_number,
         version=group.opened.version,
         max_staleness=group.opened.max_staleness,
         rollouts=tuple(
@@ -185,4 +188,21 @@ def _found(group: Recorded) -> RecordedGroup:
         ),
         leases=tuple(group.leases),
         turns=tuple(group.turns),
+    )
+
+
+def _counts(group: Recorded) -> bool:
+    return isinstance(group.end, int) or group.end == "no_variance"
+
+
+def _tried(group: Recorded) -> Tried:
+    rewards = [score.reward for score in group.scores.values()]
+    return Tried(
+        number=group.opened.number,
+        prompt_number=group.opened.prompt_number,
+        step=group.end if isinstance(group.end, int) else group.ended_before,
+        tries=len(rewards),
+        total=sum(rewards),
+        lowest=min(rewards),
+        highest=max(rewards),
     )

@@ -15,7 +15,7 @@ from typing import Literal, cast
 from swarm.join.link import MAX_BACK_OFF_S
 from swarm.rollout.plane.nodes import MISSED_BEATS
 from swarm.rollout.plane.plane import RETURN_S
-from swarm.types import NodeId
+from swarm.types import NodeId, Selection
 
 RANDOM = "random"
 UNLIMITED_HOLD = "unlimited-hold"
@@ -110,6 +110,7 @@ class Scenario:
     reward_s: float = 0.05
     refused_share: float = 0.0
     dynamic_sampling: bool = False
+    selection: Selection = "uniform"
     broadcast_s: float = 0.6
     broadcast_spread: float = 0.3
     beat_s: float = 5.0
@@ -213,6 +214,7 @@ class Scenario:
             mean_learner_down_s=draw.uniform(1.0, 60.0),
             standby_changes=_some_standbys(draw, draw.choice((0, 0, 2, 8)), samplers, 30 * step_s),
             dynamic_sampling=draw.random() < 0.3,
+            selection=draw.choice(("uniform", "uniform", "frontier")),
         )
 
     @staticmethod

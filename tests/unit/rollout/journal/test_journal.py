@@ -64,7 +64,7 @@ def score_of(number: int, index: int) -> Score:
 def group(number: int, *, version: int = 0, scored: int = SIZE, size: int = SIZE) -> list[Entry]:
     """A group whose samples are all answered, and `scored` of them scored."""
     return [
-        GroupOpened(number=number, version=v(version), max_staleness=2),
+        GroupOpened(number=number, prompt_number=number, version=v(version), max_staleness=2),
         SamplesLeased(number=number, node=ALICE, samples=tuple((i, 0) for i in range(size))),
         *(RolloutAccepted(number=number, node=ALICE, rollout=answer(number, i, version)) for i in range(size)),
         *(RolloutScored(number=number, index=i, score=score_of(number, i)) for i in range(scored)),
@@ -121,7 +121,9 @@ def turn_of(number: int, index: int, turn: int, node: NodeId = ALICE) -> TurnTak
 async def test_the_turns_of_episodes_under_way_are_there_again_until_these_end_or_are_given_up(tmp_path: Path) -> None:
     first, second, other, given_up = turn_of(0, 0, 0), turn_of(0, 0, 1, BOB), turn_of(0, 1, 0), turn_of(1, 0, 0)
     async with opened(tmp_path) as journal:
-        await journal.write([GroupOpened(number=number, version=v(0), max_staleness=2) for number in range(3)])
+        await journal.write(
+            [GroupOpened(number=number, prompt_number=number, version=v(0), max_staleness=2) for number in range(3)]
+        )
         await journal.write([first, second, other, given_up, turn_of(2, 0, 0), dropped(2)])
         await journal.write([RolloutReturned(number=1, index=0)])
         returned = [RolloutReturned(number=3, index=i) for i in range(SIZE)]
@@ -137,7 +139,7 @@ async def test_the_turns_of_episodes_under_way_are_there_again_until_these_end_o
 
 async def test_a_turn_that_was_changed_on_disk_is_damage(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
-        await journal.write([GroupOpened(number=0, version=v(0), max_staleness=2), turn_of(0, 0, 0)])
+        await journal.write([GroupOpened(number=0, prompt_number=0, version=v(0), max_staleness=2), turn_of(0, 0, 0)])
     with closing(sqlite3.connect(tmp_path / DATABASE)) as found, found:
         found.execute("UPDATE turns SET payload = zeroblob(9)")
     async with opened(tmp_path) as journal:
@@ -340,7 +342,7 @@ async def test_a_full_disk_pauses_and_the_same_entries_are_written_when_there_is
             group_id="t1", index=0, token_ids=bytes(4000), logprobs=bytes(4000), spans=answer(1, 0).spans, finish="stop"
         )
         entries: list[Entry] = [
-            GroupOpened(number=1, version=v(0), max_staleness=2),
+            GroupOpened(number=1, prompt_number=1, version=v(0), max_staleness=2),
             RolloutAccepted(number=1, node=ALICE, rollout=large),
         ]
         with file_size_limit((tmp_path / (DATABASE + "-wal")).stat().st_size):

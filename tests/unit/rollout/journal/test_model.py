@@ -7,7 +7,9 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -21,6 +23,7 @@ from swarm.rollout.journal.entries import (
     RolloutReturned,
     RolloutScored,
     SamplesLeased,
+    Tried,
 )
 from swarm.rollout.journal.journal import Journal
 from swarm.rollout.journal.verify import verify_run
@@ -33,6 +36,12 @@ BOUND = 2
 
 def parts(index: int) -> dict[str, float]:
     return {"length": index / 7, "answer": -1.0} if index else {}
+
+
+def tried(number: int, step: int, group: ModelGroup) -> Tried:
+    rewards = [score.reward for score in group.scores.values()]
+    total: Any = pytest.approx(sum(rewards))
+    return Tried(number, number * 8 + 3, step, SIZE, total, min(rewards), max(rewards))
 
 
 PICK = st.integers(0, 1 << 20)
@@ -93,7 +102,7 @@ class JournalBesideModel(RuleBasedStateMachine):
     def open_group(self, node: NodeId) -> None:
         version = len(self.batches)
         self.write(
-            GroupOpened(number=self.opened, version=v(version), max_staleness=BOUND),
+            GroupOpened(number=self.opened, prompt_number=self.opened * 8 + 3, version=v(version), max_staleness=BOUND),
             SamplesLeased(number=self.opened, node=node, samples=tuple((i, 0) for i in range(SIZE))),
         )
         self.waiting[self.opened] = ModelGroup(version, [RecordedLease(index, node, 0) for index in range(SIZE)])
@@ -204,11 +213,12 @@ class JournalBesideModel(RuleBasedStateMachine):
         run = self.journal.load()
         assert (run.next_batch, run.opened) == (len(self.batches), self.opened)
         assert {group.number for group in run.groups} == set(self.waiting)
+        assert run.tried == tuple(tried(number, step, group) for step, (number, group) in enumerate(self.batches))
         for group in run.groups:
             self.same(group, self.waiting[group.number])
         for step in range(self.kept_from, len(self.batches)):
             (group,) = self.journal.batch(step)
-            assert group.number == self.batches[step][0]
+            assert (group.number, group.prompt_number) == (number := self.batches[step][0], number * 8 + 3)
             assert {one.rollout.index for one in group.rollouts} == set(range(SIZE))
         checkpoints = list(enumerate(self.lineages))
         report = verify_run(self.directory, groups_per_step=1, group_size=SIZE, checkpoints=checkpoints)

@@ -164,7 +164,7 @@ def test_a_drop_that_the_crash_kept_off_the_record_is_made_again() -> None:
     """One answer of t1 is too old for any batch from 1 on; the journal ends with batch 0."""
     run = Run(new_plane(max_staleness=0, groups=1))
     leases = run.ask(ALICE, 0, 2)
-    run.ledger.read([GroupOpened(number=1, version=v(0), max_staleness=0)])
+    run.ledger.read([GroupOpened(number=1, prompt_number=1, version=v(0), max_staleness=0)])
     run.ledger.read([SamplesLeased(number=1, node=BOB, samples=((0, 0), (1, 0)))])
     early = rollout(group_id="t1")
     run.ledger.read([RolloutAccepted(number=1, node=BOB, rollout=early)])

@@ -1,0 +1,203 @@
+"""What it is worth to draw prompts at the frontier: rollouts until a held-out accuracy, against uniform prompts.
+
+bin/python -m benchmarks.frontier --json
+bin/python -m benchmarks.frontier --pool 0 --seeds 0,1,2 --json
+
+A tiny model that was shown sums, the longer the fewer, learns a pool of sums of 1 to 5 digits, trainer and engine in
+one process, in turn. At first it is right in nearly all of 1 and 2 digits, and in none of 5. Each selection
+has the same model, pool, seeds of draws, batch and target:
+uniform    each question as often as any other, in epochs
+dynamic    uniform, and others are drawn for groups of one reward (dynamic_sampling)
+frontier   selection = "frontier"
+both       frontier with dynamic_sampling
+
+`rollouts` counts all that were drawn until greedy held-out accuracy, measured every EVAL_STEPS steps, first reached the
+target; None is never. `rollouts_uniform_over_frontier` is the ratio of medians over the seeds. With `--pool 0` no
+question comes twice in a run, and difficulty can only be foreseen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks import Figures, listed, parser_of, said
+from benchmarks.learning import OneProcess
+from swarm.learner.messages import Train, TrainGroup
+from swarm.rollout.journal.entries import Tried
+from swarm.rollout.plane.frontier import Frontier, prompts_per_group
+from swarm.rollout.plane.groups import sample_seed
+from swarm.run.prompts import TaskRecord, open_prompts
+from swarm.settings import TINY_WARM, LeadConfig
+from swarm.settings_file import load_config
+from swarm.tasks.digits import DIGITS, SKILLS
+from swarm.types import GroupId, Prompt
+
+SELECTIONS = ("uniform", "dynamic", "frontier", "both")
+HELD_OUT = 500
+ENDLESS = 8000  # Numbers
+EVAL_STEPS = 2
+
+
+class Selecting(OneProcess):
+    """A run with a selection, as the plane applies it where S is 0."""
+
+    def __init__(self, config: LeadConfig, directory: Path, selection: str) -> None:
+        super().__init__(config, directory)
+        self.drawn = 0  # Rollouts
+        self.flat = 0  # Groups of one reward in batches
+        self._frontier = Frontier(config.seed) if selection in ("frontier", "both") else None
+        self._replaces = selection in ("dynamic", "both")
+        self._opened = 0
+        record = TaskRecord(data_digest="", most_tokens=512, began=datetime(2026, 1, 1))
+        self._encode = open_prompts(config, self._task, directory / "model", record, print).encode
+
+    def train(self, number: int) -> None:
+        self._install(*self._kept[0])
+        kept: list[TrainGroup] = []
+        left = size = self._config.groups_per_step
+        while len(kept) < size:
+            for group in self._some(number, size - len(kept)):
+                is_flat = len({one.reward for one in group.rollouts}) == 1
+                if is_flat and self._replaces and left:
+                    left -= 1
+                else:
+                    self.flat += is_flat
+                    kept.append(group)
+        self._trainer.step(Train(step=number, groups=tuple(kept)))
+        self._keep(number + 1)
+        if self._frontier is not None:
+            self._frontier.fold(before=number + 1)
+
+    def _some(self, step: int, count: int) -> list[TrainGroup]:
+        chosen: list[tuple[int, int, Prompt]] = []
+        for order in range(self._opened, self._opened + count):
+            number, prompt = self._prompt_of(order, step, {prompt.prompt_id for _, _, prompt in chosen})
+            chosen.append((order, number, prompt))
+        self._opened += count
+        size = self._config.group_size
+        jobs = [
+            self._job(prompt, seed=sample_seed(self._config.seed, GroupId(f"t{order}"), i), temperature=1.0)
+            for order, _, prompt in chosen
+            for i in range(size)
+        ]
+        samples = self._generate(jobs)
+        self.drawn += len(samples)
+        groups = []
+        for place, (order, number, prompt) in enumerate(chosen):
+            rollouts = tuple(self._rollout(prompt, one, 0) for one in samples[place * size : (place + 1) * size])
+            groups.append(TrainGroup(prompt_token_ids=self._token_ids(prompt), rollouts=rollouts))
+            rewards = [one.reward for one in rollouts]
+            if self._frontier is not None:
+                tried = Tried(order, number, step, len(rewards), sum(rewards), min(rewards), max(rewards))
+                self._frontier.note(tried, self._encode(prompt))
+        return groups
+
+    def _prompt_of(self, order: int, step: int, begun: set[str]) -> tuple[int, Prompt]:
+        if self._frontier is None:
+            return order, self._task.prompt(order)
+        per_group = prompts_per_group("frontier")
+        candidates = [self._encode(self._task.prompt(order * per_group + place)) for place in range(per_group)]
+        place = self._frontier.choose(order, step, candidates, begun)
+        return order * per_group + place, candidates[place]
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """As a chat, which is how the model was taught."""
+        return self._encode(prompt).token_ids
+
+
+def write_pool(path: Path, pool: int, solvable: float, seed: int) -> None:
+    """Write `pool` numbers to sort, and HELD_OUT that are held out. All but the share `solvable` of the pool want an
+    answer that is not among the model's skills: each digit one higher."""
+    draw = Random(f"pool/{seed}")
+    numbers = draw.sample(range(10**DIGITS), HELD_OUT + pool)
+    rows: list[dict[str, object]] = []
+    for place, number in enumerate(f"{number:0{DIGITS}}" for number in numbers):
+        is_pool = place >= HELD_OUT
+        beyond = is_pool and place - HELD_OUT >= pool * solvable
+        answer = "".join(str((int(digit) + 1) % 10) for digit in number) if beyond else SKILLS["sort"](number)
+        rows.append({"prompt": f"{number}=", "answer": answer, "held_out": not is_pool})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run_once(selection: str, solvable: float, options: argparse.Namespace, seed: int) -> Figures:
+    with tempfile.TemporaryDirectory(prefix="frontier-") as name:
+        questions = Path(name) / "questions.jsonl"
+        write_pool(questions, options.pool or ENDLESS, solvable, seed)
+        values: dict[str, Any] = {
+            "model": TINY_WARM,
+            "task": f"jsonl:{questions}",
+            "rewards": {"exact": 1.0},
+            "max_new_tokens": DIGITS + 2,
+            "learning_rate": options.learning_rate,
+            "groups_per_step": options.groups,
+            "group_size": options.group_size,
+            "max_staleness": 0,
+            "seed": seed,
+            "steps": options.steps,
+            "eval_prompts": HELD_OUT,
+        }
+        run = Selecting(load_config(LeadConfig, None, values), Path(name) / "run", selection)
+        curve = [(0, run.accuracy())]
+        for number in range(options.steps):
+            run.train(number)
+            if (number + 1) % EVAL_STEPS == 0:
+                curve.append((run.drawn, run.accuracy()))
+                if curve[-1][1] >= options.target:
+                    break
+    reached = next((drawn for drawn, accuracy in curve if accuracy >= options.target), None)
+    return {
+        "selection": selection,
+        "solvable": solvable,
+        "seed": seed,
+        "rollouts": reached,
+        "accuracy": curve[-1][1],
+        "flat_share": round(run.flat / ((number + 1) * options.groups), 3),
+        "curve": curve[:: options.every],
+    }
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = parser_of(__doc__)
+    parser.add_argument("--pool", type=int, default=200, help="questions to train on; 0 is all of them")
+    parser.add_argument("--solvable", type=listed(float), default=[1.0, 0.5, 0.2], help="shares of the pool")
+    parser.add_argument("--target", type=float, default=0.7, help="held-out accuracy that is waited for")
+    parser.add_argument("--steps", type=int, default=1000, help="most steps of a run")
+    parser.add_argument("--groups", type=int, default=16, help="of a step")
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--seeds", type=listed(int), default=[0, 1, 2])
+    parser.add_argument("--selections", type=listed(str), default=list(SELECTIONS))
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--every", type=int, default=5, help="of the curve's points, show one in so many")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    cases = [(share, one) for share in options.solvable for one in options.selections]
+    rows = [said(run_once(one, share, options, seed)) for seed in options.seeds for share, one in cases]
+    medians = {}
+    for selection in options.selections:
+        found = [row["rollouts"] for row in rows if row["selection"] == selection]
+        medians[selection] = statistics.median(found) if None not in found else None
+    uniform, frontier = medians.get("uniform"), medians.get("frontier")
+    figures = {
+        "pool": options.pool,
+        "target": options.target,
+        "rollouts": medians,
+        "rollouts_uniform_over_frontier": round(uniform / frontier, 3) if uniform and frontier else None,
+    }
+    if options.json:
+        said(figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

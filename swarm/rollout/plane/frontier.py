@@ -1,0 +1,132 @@
+"""Chooses prompts at the frontier: those whose samples probably get unlike rewards, since groups of one reward teach
+nothing.
+
+Of a group's next CANDIDATES prompts one is drawn, with probability in proportion to the variance that its rewards are
+expected to have. A reward counts as a success to the share of the run's range of rewards that it reached, so p is the
+prompt's rate of success, and p (1 - p) bounds the variance. The estimate of p is a Beta distribution. Its mean before
+anything was tried is foreseen from features of the text by a logistic model of the last WINDOW groups, and is the run's
+own rate of success where these say nothing; it counts as PRIOR_TRIES tries. What was tried counts half after HALF_LIFE
+steps. A share of UNIFORM of the groups ignores all this, so that no prompt is given up.
+
+What is optimised is no longer the mean over the prompts, but one that weighs each by how often it is drawn.
+
+The state is a function of the batches that were taken and of the groups that were dropped for want of variance, in the
+order of their steps and numbers. So a restart continues with the same choices.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from swarm.bounded import Bounded
+from swarm.rollout.journal.entries import RECALLED_GROUPS, Tried
+from swarm.types import Prompt, Selection
+
+CANDIDATES = 8  # Prompts made for each group. A prompt is drawn at most so many times as often as without selection
+UNIFORM = 0.1
+PRIOR_TRIES = 2.0
+HALF_LIFE = 60.0  # Steps
+WINDOW = 128  # Groups from which difficulty is foreseen
+ROUNDS, RATE = 40, 1.0  # Steps of gradient descent for each fit, and their size in standard deviations
+NUMBER = re.compile(r"[0-9]+")
+
+
+def prompts_per_group(selection: Selection) -> int:
+    """Return how many of the task's prompts a group takes: one is asked, the others are left out."""
+    return CANDIDATES if selection == "frontier" else 1
+
+
+class Frontier:
+    """What is known of the prompts of a run. `most_known` bounds how many are remembered."""
+
+    def __init__(self, seed: int, *, most_known: int = RECALLED_GROUPS) -> None:
+        self._seed = seed
+        self._known: Bounded[str, tuple[float, float, int]] = Bounded(most_known)
+        """By prompt id: tries, the sum of their rewards, both as they count at a step, and that step"""
+        self._window: deque[tuple[tuple[float, ...], float]] = deque(maxlen=WINDOW)
+        self._lowest, self._highest = math.inf, -math.inf
+        self._foresee = Foresight(())
+        self._waiting: list[tuple[Tried, Prompt]] = []
+
+    def choose(self, number: int, step: int, candidates: Sequence[Prompt], open_ids: Collection[str]) -> int:
+        """Return the place of the prompt for group `number` among its candidates, preferably none that is open."""
+        places = range(len(candidates))
+        free = [i for i in places if candidates[i].prompt_id not in open_ids] or [*places]
+        weights = [self.expected_variance(candidates[i], step) for i in free]
+        mean = sum(weights) / len(weights)
+        draw = random.Random(f"frontier/{self._seed}/{number}")
+        return draw.choices(free, [UNIFORM * mean + (1 - UNIFORM) * weight for weight in weights])[0]
+
+    def expected_variance(self, prompt: Prompt, step: int) -> float:
+        """Return E[p (1 - p)] of a prompt at `step`: a b / ((a + b) (a + b + 1)) for p distributed as Beta(a, b)."""
+        rate = self._foresee(features(prompt))
+        tries, total, then = self._known.get(prompt.prompt_id) or (0.0, 0.0, step)
+        left = remaining(step - then)
+        successes = left * tries * self._share(total / tries) if tries else 0.0
+        a = PRIOR_TRIES * rate + successes
+        b = PRIOR_TRIES * (1 - rate) + left * tries - successes
+        return a * b / ((a + b) * (a + b + 1))
+
+    def note(self, tried: Tried, prompt: Prompt) -> None:
+        """Take the rewards of a group, which count from the next `fold` on."""
+        self._waiting.append((tried, prompt))
+
+    def fold(self, *, before: int) -> None:
+        """Learn from what was noted of the steps before `before`."""
+        ripe = [one for one in self._waiting if one[0].step < before]
+        self._waiting = [one for one in self._waiting if one[0].step >= before]
+        for tried, prompt in sorted(ripe, key=lambda one: (one[0].step, one[0].number)):
+            tries, total, then = self._known.get(prompt.prompt_id) or (0.0, 0.0, tried.step)
+            left = remaining(tried.step - then)
+            self._known[prompt.prompt_id] = left * tries + tried.tries, left * total + tried.total, tried.step
+            self._window.append((features(prompt), tried.total / tried.tries))
+            self._lowest, self._highest = min(self._lowest, tried.lowest), max(self._highest, tried.highest)
+        self._foresee = Foresight([(given, self._share(mean)) for given, mean in self._window])
+
+    def _share(self, reward: float) -> float:
+        spread = self._highest - self._lowest
+        return (reward - self._lowest) / spread if spread > 0 else 0.5
+
+
+def remaining(steps: int) -> float:
+    """Return what tries count after so many steps."""
+    return math.exp2(-steps / HALF_LIFE)
+
+
+class Foresight:
+    """A logistic model of the rate of success, fitted to features and rates. Without any it says 0.5."""
+
+    def __init__(self, seen: Sequence[tuple[tuple[float, ...], float]]) -> None:
+        self._scales = [_scale(column) for column in zip(*(given for given, _ in seen), strict=True)]
+        self._weights = [0.0] * (1 + len(self._scales))
+        rows = [(self._row(given), rate) for given, rate in seen]
+        for _ in range(ROUNDS if rows else 0):
+            errors = [rate - self._rate(row) for row, rate in rows]
+            slopes = [sum(e * row[i] for e, (row, _) in zip(errors, rows, strict=True)) for i in range(len(rows[0][0]))]
+            self._weights = [w + 4 * RATE * slope / len(rows) for w, slope in zip(self._weights, slopes, strict=True)]
+
+    def __call__(self, given: tuple[float, ...]) -> float:
+        """Return the rate that is expected of a prompt with these features, between 0.01 and 0.99."""
+        return min(0.99, max(0.01, self._rate(self._row(given)))) if self._scales else 0.5
+
+    def _row(self, given: tuple[float, ...]) -> list[float]:
+        return [1.0, *((x - mean) / deviation for x, (mean, deviation) in zip(given, self._scales, strict=True))]
+
+    def _rate(self, row: Sequence[float]) -> float:
+        return 1 / (1 + math.exp(-max(-30.0, min(30.0, sum(map(float.__mul__, row, self._weights))))))
+
+
+def _scale(column: Sequence[float]) -> tuple[float, float]:
+    mean = sum(column) / len(column)
+    return mean, math.sqrt(sum((x - mean) ** 2 for x in column) / len(column)) or 1.0
+
+
+def features(prompt: Prompt) -> tuple[float, ...]:
+    """Return what foretells how hard a prompt is: its length, its numbers, the longest of them, its answer's length."""
+    numbers = NUMBER.findall(prompt.text)
+    sizes = len(prompt.token_ids), len(numbers), max(map(len, numbers), default=0), len(prompt.answer)
+    return tuple(math.log1p(size) for size in sizes)
