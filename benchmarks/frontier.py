@@ -1,19 +1,21 @@
 """What it is worth to draw prompts at the frontier: rollouts until a held-out accuracy, against uniform prompts.
 
 bin/python -m benchmarks.frontier --json
-bin/python -m benchmarks.frontier --pool 0 --seeds 0,1,2 --json
+bin/python -m benchmarks.frontier --pool 0 --json
 
-A tiny model that was shown sums, the longer the fewer, learns a pool of sums of 1 to 5 digits, trainer and engine in
-one process, in turn. At first it is right in nearly all of 1 and 2 digits, and in none of 5. Each selection
-has the same model, pool, seeds of draws, batch and target:
-uniform    each question as often as any other, in epochs
+The warm tiny model, which does one of four things to four digits, learns to sort from exact match, trainer and engine
+in one process, in turn. All but the share `--solvable` of the pool asks for what it cannot do, as in a set of questions
+of which most are too hard; what is held out can all be learned. With `--pool 0` no prompt comes twice, and what is too
+hard is longer, so that it can be foreseen. Each selection has the same pool, batch and target, and the learning rate is
+low enough for what a batch teaches to bind:
+uniform    each prompt as often as any other, in epochs
 dynamic    uniform, and others are drawn for groups of one reward (dynamic_sampling)
 frontier   selection = "frontier"
 both       frontier with dynamic_sampling
 
 `rollouts` counts all that were drawn until greedy held-out accuracy, measured every EVAL_STEPS steps, first reached the
-target; None is never. `rollouts_uniform_over_frontier` is the ratio of medians over the seeds. With `--pool 0` no
-question comes twice in a run, and difficulty can only be foreseen.
+target; None is never. Rows are followed by medians over the seeds for each share; `rollouts_uniform_over_frontier` is
+the ratio of those of the smallest share.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from benchmarks import Figures, listed, parser_of, said
 from benchmarks.learning import OneProcess
 from swarm.learner.messages import Train, TrainGroup
 from swarm.rollout.journal.entries import Tried
-from swarm.rollout.plane.frontier import Frontier, prompts_per_group
+from swarm.rollout.plane.frontier import Frontier
 from swarm.rollout.plane.groups import sample_seed
 from swarm.run.prompts import TaskRecord, open_prompts
 from swarm.settings import TINY_WARM, LeadConfig
@@ -42,7 +44,7 @@ from swarm.types import GroupId, Prompt
 
 SELECTIONS = ("uniform", "dynamic", "frontier", "both")
 HELD_OUT = 500
-ENDLESS = 8000  # Numbers
+ENDLESS = 40_000  # Numbers, of which no run sees one twice
 EVAL_STEPS = 2
 
 
@@ -103,10 +105,7 @@ class Selecting(OneProcess):
     def _prompt_of(self, order: int, step: int, begun: set[str]) -> tuple[int, Prompt]:
         if self._frontier is None:
             return order, self._task.prompt(order)
-        per_group = prompts_per_group("frontier")
-        candidates = [self._encode(self._task.prompt(order * per_group + place)) for place in range(per_group)]
-        place = self._frontier.choose(order, step, candidates, begun)
-        return order * per_group + place, candidates[place]
+        return self._frontier.next_prompt(order, step, lambda number: self._encode(self._task.prompt(number)), begun)
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """As a chat, which is how the model was taught."""
@@ -114,23 +113,25 @@ class Selecting(OneProcess):
 
 
 def write_pool(path: Path, pool: int, solvable: float, seed: int) -> None:
-    """Write `pool` numbers to sort, and HELD_OUT that are held out. All but the share `solvable` of the pool want an
-    answer that is not among the model's skills: each digit one higher."""
-    draw = Random(f"pool/{seed}")
-    numbers = draw.sample(range(10**DIGITS), HELD_OUT + pool)
-    rows: list[dict[str, object]] = []
-    for place, number in enumerate(f"{number:0{DIGITS}}" for number in numbers):
-        is_pool = place >= HELD_OUT
-        beyond = is_pool and place - HELD_OUT >= pool * solvable
-        answer = "".join(str((int(digit) + 1) % 10) for digit in number) if beyond else SKILLS["sort"](number)
-        rows.append({"prompt": f"{number}=", "answer": answer, "held_out": not is_pool})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    """Write `pool` numbers to sort, and HELD_OUT that are held out. All but the share `solvable` of the pool want what
+    the model cannot do: each digit one higher. If `pool` is 0 they are numbers to sort that have two digits more."""
+    draw, count = Random(f"pool/{seed}"), pool or ENDLESS
+    easy = round(count * solvable)
+    numbers = [f"{number:0{DIGITS}}" for number in draw.sample(range(10**DIGITS), HELD_OUT + (pool or easy))]
+    rows = [(number, SKILLS["sort"](number)) for number in numbers[: HELD_OUT + easy]]
+    if pool:
+        rows += [(n, "".join(str((int(digit) + 1) % 10) for digit in n)) for n in numbers[HELD_OUT + easy :]]
+    else:
+        longer = draw.sample(range(10 ** (DIGITS + 1), 10 ** (DIGITS + 2)), count - easy)
+        rows += [(str(number), SKILLS["sort"](str(number))) for number in longer]
+    lines = ({"prompt": f"{n}=", "answer": to, "held_out": i < HELD_OUT} for i, (n, to) in enumerate(rows))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def run_once(selection: str, solvable: float, options: argparse.Namespace, seed: int) -> Figures:
     with tempfile.TemporaryDirectory(prefix="frontier-") as name:
         questions = Path(name) / "questions.jsonl"
-        write_pool(questions, options.pool or ENDLESS, solvable, seed)
+        write_pool(questions, options.pool, solvable, seed)
         values: dict[str, Any] = {
             "model": TINY_WARM,
             "task": f"jsonl:{questions}",
@@ -167,15 +168,15 @@ def run_once(selection: str, solvable: float, options: argparse.Namespace, seed:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--pool", type=int, default=200, help="questions to train on; 0 is all of them")
-    parser.add_argument("--solvable", type=listed(float), default=[1.0, 0.5, 0.2], help="shares of the pool")
-    parser.add_argument("--target", type=float, default=0.7, help="held-out accuracy that is waited for")
-    parser.add_argument("--steps", type=int, default=1000, help="most steps of a run")
-    parser.add_argument("--groups", type=int, default=16, help="of a step")
+    parser.add_argument("--solvable", type=listed(float), default=[1.0, 0.2], help="shares of the pool")
+    parser.add_argument("--target", type=float, default=0.85, help="held-out accuracy that is waited for")
+    parser.add_argument("--steps", type=int, default=2500, help="most steps of a run")
+    parser.add_argument("--groups", type=int, default=4, help="of a step")
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--seeds", type=listed(int), default=[0, 1, 2])
     parser.add_argument("--selections", type=listed(str), default=list(SELECTIONS))
-    parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--every", type=int, default=5, help="of the curve's points, show one in so many")
+    parser.add_argument("--learning-rate", type=float, default=1e-5)
+    parser.add_argument("--every", type=int, default=25, help="of the curve's points, show one in so many")
     return parser.parse_args(arguments)
 
 
@@ -183,11 +184,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     cases = [(share, one) for share in options.solvable for one in options.selections]
     rows = [said(run_once(one, share, options, seed)) for seed in options.seeds for share, one in cases]
-    medians = {}
-    for selection in options.selections:
-        found = [row["rollouts"] for row in rows if row["selection"] == selection]
-        medians[selection] = statistics.median(found) if None not in found else None
-    uniform, frontier = medians.get("uniform"), medians.get("frontier")
+    medians: dict[str, dict[str, float | None]] = {}
+    for share, one in cases:
+        found = [row["rollouts"] for row in rows if (row["solvable"], row["selection"]) == (share, one)]
+        medians.setdefault(str(share), {})[one] = statistics.median(found) if None not in found else None
+    hardest = medians[str(min(options.solvable))]
+    uniform, frontier = hardest.get("uniform"), hardest.get("frontier")
     figures = {
         "pool": options.pool,
         "target": options.target,

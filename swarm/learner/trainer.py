@@ -59,6 +59,10 @@ from swarm.settings import EMBEDDED
 from swarm.types import MAX_TOKENS
 from swarm.wire import Digest
 
+EXPERTS = (
+    "this model is a mixture of experts: engines send about one token in ten to other experts than the learner does, "
+    "and runs have collapsed of that. The alarm for mismatch_kl stops the run if it comes to it; an adapter is safer"
+)
 ASSUMED_PROMPT_TOKENS = 2048  # For the memory preflight, if max_prompt_tokens is not set
 # Rank 0 waits before it reports a fault to the node: if the end of another rank caused it, torchrun ends rank 0 in this
 # time and reports which rank ended.
@@ -121,7 +125,7 @@ class Trainer:
             step=self._resumed_step,
             lineage=self._lineage,
             weights=self._began_with,
-            notes=self._notes,
+            notes=(*self._notes, *([EXPERTS] if self._trains_routers() else ())),
             left_bytes=self._left_bytes,
             whole_bytes=torch.cuda.mem_get_info(self._device)[1] if self._device.type == "cuda" else 0,
         )
@@ -246,6 +250,10 @@ class Trainer:
             kl=bool(config.kl_weight) and config.adapter is None,
         )
         return fitted, (*notes, described(fitted, self._device))
+
+    def _trains_routers(self) -> bool:
+        experts = stated(self._model.config.get_text_config(), "num_experts_per_tok")
+        return self._config.adapter is None and bool(experts)
 
     def _longest_row(self) -> int:
         return self._config.longest_completion + (self._config.max_prompt_tokens or ASSUMED_PROMPT_TOKENS)

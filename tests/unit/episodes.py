@@ -9,7 +9,7 @@ from pathlib import Path
 from swarm.rollout.journal.entries import Entry, GroupOpened, RolloutAccepted, RolloutScored, SamplesLeased
 from swarm.types import Rollout, Score, Span, Turn
 from tests.builders import ALICE, BOB, floats, ints, v
-from tests.unit.rollout.journal.test_journal import SIZE, opened, taken
+from tests.unit.rollout.journal.test_journal import ASKED, SIZE, opened, taken
 
 ALONE = (Turn(start=0, end=2, node=ALICE, reward=0.25), Turn(start=4, end=5, node=BOB, reward=1.0))
 TWO = (Turn(start=0, end=2, node=ALICE, reward=1.0), Turn(start=4, end=6, node=BOB, reward=-1.0, seat=1))
@@ -43,7 +43,7 @@ def group_of_episodes(first: Rollout, *, reward: float = 1.25) -> list[Entry]:
     """Group 0, of `first` with this reward and one that is played() and earns its turns' rewards."""
     rollouts = (first, played(index=1))
     return [
-        GroupOpened(number=0, prompt_number=0, version=v(0), max_staleness=2),
+        GroupOpened(number=0, prompt_number=ASKED, version=v(0), max_staleness=2),
         SamplesLeased(number=0, node=ALICE, samples=tuple((i, 0) for i in range(SIZE))),
         *(RolloutAccepted(number=0, node=BOB, rollout=one) for one in rollouts),
         RolloutScored(number=0, index=0, score=Score(reward=reward, exact=True)),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.rollout.journal.entries import Record, RolloutReturned, TurnTaken
+from swarm.rollout.journal.entries import GroupDropped, Record, RolloutReturned, TurnTaken
 from swarm.rollout.messages import Refusal
 from swarm.rollout.plane.episodes import Episode
 from swarm.rollout.plane.groups import Group
+from swarm.rollout.plane.rules import is_fresh
 from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, Score, Verdict
 
 
@@ -181,3 +182,19 @@ def returned(group: Group, index: int) -> list[RolloutReturned]:
     turns = sample.episode.turn - sample.episode.thinking if sample.episode is not None else 0
     is_recorded = group.purpose == "train" and (sample.rollout is not None or turns > 0)
     return [RolloutReturned(number=group.order, index=index)] if is_recorded else []
+
+
+def dropped(group: Group, reason: str, next_batch: int, max_staleness: int) -> GroupDropped:
+    """The end of a group that no batch will have. If only a lowered bound makes it stale, the reason says so."""
+    if reason == "stale" and is_fresh(group.oldest_version, next_batch, group.bound):
+        reason = "bound_lowered"
+    return GroupDropped(
+        number=group.order if group.purpose == "train" else None,
+        group_id=group.group_id,
+        reason=reason,
+        rollouts=group.answered,
+        nodes=group.authors,
+        oldest=group.oldest_version,
+        next_batch=next_batch,
+        max_staleness=max_staleness,
+    )

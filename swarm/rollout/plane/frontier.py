@@ -20,10 +20,11 @@ import math
 import random
 import re
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from swarm.bounded import Bounded
-from swarm.rollout.journal.entries import RECALLED_GROUPS, Tried
+from swarm.rollout.journal.entries import RECALLED_GROUPS, RecordedRun, Tried
+from swarm.rollout.plane.groups import Group
 from swarm.types import Prompt, Selection
 
 CANDIDATES = 8  # Prompts made for each group. A prompt is drawn at most so many times as often as without selection
@@ -61,6 +62,27 @@ class Frontier:
         draw = random.Random(f"frontier/{self._seed}/{number}")
         return draw.choices(free, [UNIFORM * mean + (1 - UNIFORM) * weight for weight in weights])[0]
 
+    def next_prompt(
+        self, number: int, step: int, prompts: Callable[[int], Prompt], open_ids: Collection[str]
+    ) -> tuple[int, Prompt]:
+        """Return the prompt for group `number` and its own number. Numbers are asked for in their order."""
+        first = number * CANDIDATES
+        candidates = [prompts(first + place) for place in range(CANDIDATES)]
+        place = self.choose(number, step, candidates, open_ids)
+        return first + place, candidates[place]
+
+    def restore(self, run: RecordedRun, prompts: Callable[[int], Prompt]) -> None:
+        """Recall what is on record. It makes the prompts of these groups again, which takes a while."""
+        for one in run.tried:
+            self.note(one, prompts(one.prompt_number))
+        self.fold(before=run.next_batch)
+
+    def taken(self, batch: Sequence[Group], step: int) -> None:
+        """Learn from batch `step`."""
+        for group in batch:
+            self.note(*tried(group, step))
+        self.fold(before=step + 1)
+
     def expected_variance(self, prompt: Prompt, step: int) -> float:
         """Return E[p (1 - p)] of a prompt at `step`: a b / ((a + b) (a + b + 1)) for p distributed as Beta(a, b)."""
         rate = self._foresee(features(prompt))
@@ -71,25 +93,32 @@ class Frontier:
         b = PRIOR_TRIES * (1 - rate) + left * tries - successes
         return a * b / ((a + b) * (a + b + 1))
 
-    def note(self, tried: Tried, prompt: Prompt) -> None:
+    def note(self, new: Tried, prompt: Prompt) -> None:
         """Take the rewards of a group, which count from the next `fold` on."""
-        self._waiting.append((tried, prompt))
+        self._waiting.append((new, prompt))
 
     def fold(self, *, before: int) -> None:
         """Learn from what was noted of the steps before `before`."""
         ripe = [one for one in self._waiting if one[0].step < before]
         self._waiting = [one for one in self._waiting if one[0].step >= before]
-        for tried, prompt in sorted(ripe, key=lambda one: (one[0].step, one[0].number)):
-            tries, total, then = self._known.get(prompt.prompt_id) or (0.0, 0.0, tried.step)
-            left = remaining(tried.step - then)
-            self._known[prompt.prompt_id] = left * tries + tried.tries, left * total + tried.total, tried.step
-            self._window.append((features(prompt), tried.total / tried.tries))
-            self._lowest, self._highest = min(self._lowest, tried.lowest), max(self._highest, tried.highest)
+        for new, prompt in sorted(ripe, key=lambda one: (one[0].step, one[0].number)):
+            tries, total, then = self._known.get(prompt.prompt_id) or (0.0, 0.0, new.step)
+            left = remaining(new.step - then)
+            self._known[prompt.prompt_id] = left * tries + new.tries, left * total + new.total, new.step
+            self._window.append((features(prompt), new.total / new.tries))
+            self._lowest, self._highest = min(self._lowest, new.lowest), max(self._highest, new.highest)
         self._foresee = Foresight([(given, self._share(mean)) for given, mean in self._window])
 
     def _share(self, reward: float) -> float:
         spread = self._highest - self._lowest
         return (reward - self._lowest) / spread if spread > 0 else 0.5
+
+
+def tried(group: Group, step: int) -> tuple[Tried, Prompt]:
+    """Return what a complete group shows, which is in batch `step` or dropped before it."""
+    rewards = [sample.score.reward for sample in group.samples if sample.score is not None]
+    figures = len(rewards), sum(rewards), min(rewards), max(rewards)
+    return Tried(group.order, group.prompt_number, step, *figures), group.prompt
 
 
 def remaining(steps: int) -> float:

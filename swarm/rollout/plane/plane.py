@@ -7,8 +7,7 @@ groups go to the buffer. `take` hands out batch n and drops groups that are too 
 
 With `dynamic_sampling` a complete group whose rewards are all equal, so that it teaches nothing, is dropped instead,
 and pacing lets another be opened in its place, as for any group that is gone: for each batch as many as it has groups,
-which bounds what it costs. Where to stop follows from the records, so a restart does not begin to count again. With
-selection = "frontier" a group gets one of its next few prompts, the others are left out, and the record says which.
+which bounds what it costs. Where to stop follows from the records, so a restart does not begin to count again.
 
 Where the task has an environment, a sample is an episode (episodes.py). What its sampler hands in are its turns, each
 judged as it comes; the environment answers outside (`StepWanted`, `observed`), and once it has ended the episode is one
@@ -45,7 +44,6 @@ from swarm.rollout.journal.entries import (
     RolloutAccepted,
     RolloutReturned,
     RolloutScored,
-    Tried,
     TurnTaken,
 )
 from swarm.rollout.messages import Answer, Refusal
@@ -61,13 +59,14 @@ from swarm.rollout.plane.effects import (
     Refused,
     StepWanted,
     beginnings,
+    dropped,
     returned,
     score_wanted,
     step_wanted,
     turn_taken,
 )
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
-from swarm.rollout.plane.frontier import Frontier, prompts_per_group
+from swarm.rollout.plane.frontier import Frontier, prompts_per_group, tried
 from swarm.rollout.plane.groups import Grant, Group, LeaseTable
 from swarm.rollout.plane.heldout import HeldOutRound
 from swarm.rollout.plane.nodes import MIN_NEW_HELD
@@ -161,9 +160,7 @@ class RolloutPlane:
         assert self._opened == 0
         self.next_batch, self._opened, self._replaced = run.next_batch, run.opened, run.replaced
         if self._frontier is not None:
-            for tried in run.tried:
-                self._frontier.note(tried, self._prompts(tried.prompt_number))
-            self._frontier.fold(before=run.next_batch)
+            self._frontier.restore(run, self._prompts)
         return [effect for group in run.groups for effect in self._restore_group(group, now=now)] + self._expire()
 
     # -- what samplers do ------------------------------------------------------------------------------------
@@ -424,12 +421,10 @@ class RolloutPlane:
         assert all(is_fresh(g.oldest_version, self.next_batch, self.max_staleness) for g in batch)
         numbers = tuple(group.order for group in batch)
         taken = BatchTaken(step=self.next_batch, max_staleness=self.max_staleness, numbers=numbers)
-        for group in batch:
-            self._note(group)
+        if self._frontier is not None:
+            self._frontier.taken(batch, self.next_batch)
         self.next_batch += 1
         self._replaced = 0
-        if self._frontier is not None:
-            self._frontier.fold(before=self.next_batch)
         self.leased.is_late = False
         self._pacing.taken()
         return batch, [taken, *self._expire()]
@@ -562,29 +557,11 @@ class RolloutPlane:
         return self._buffer.by_deadline(self.max_staleness) + self.leased.by_deadline(self.max_staleness)
 
     def _next_prompt(self) -> tuple[int, Prompt]:
-        """Return the prompt for the next training group, and its number."""
-        first = self._opened * self.rules.prompts_per_group
-        candidates = [self._prompts(first + place) for place in range(self.rules.prompts_per_group)]
+        """Return the prompt for the next training group, and its number in the task (frontier.py)."""
         if self._frontier is None:
-            return first, candidates[0]
+            return self._opened, self._prompts(self._opened)
         begun = {group.prompt.prompt_id for group in [*self.leased.groups(), *self._buffer.groups()]}
-        place = self._frontier.choose(self._opened, self.next_batch, candidates, begun)
-        return first + place, candidates[place]
-
-    def _note(self, group: Group) -> None:
-        """Tell the frontier of the rewards of a complete group."""
-        rewards = [sample.score.reward for sample in group.samples if sample.score is not None]
-        if self._frontier is not None:
-            about = Tried(
-                number=group.order,
-                prompt_number=group.prompt_number,
-                step=self.next_batch,
-                tries=len(rewards),
-                total=sum(rewards),
-                lowest=min(rewards),
-                highest=max(rewards),
-            )
-            self._frontier.note(about, group.prompt)
+        return self._frontier.next_prompt(self._opened, self.next_batch, self._prompts, begun)
 
     def _open_training(self, number: int, version: VersionId, prompt_number: int, prompt: Prompt) -> Group:
         name, rules = GroupId(f"t{number}"), self.rules
@@ -685,7 +662,8 @@ class RolloutPlane:
             return [self._dropped(group, "stale")]
         if not is_judged and self._is_for_replacement(group):
             self._replaced += 1
-            self._note(group)
+            if self._frontier is not None:
+                self._frontier.note(*tried(group, self.next_batch))
             # Who asked in vain may open the next.
             self.leased.chances += 1
             return [self._dropped(group, NO_VARIANCE)]
@@ -705,18 +683,7 @@ class RolloutPlane:
         return [self._dropped(group, reason), *self.round.scored(group)]
 
     def _dropped(self, group: Group, reason: str) -> GroupDropped:
-        if reason == "stale" and is_fresh(group.oldest_version, self.next_batch, group.bound):
-            reason = "bound_lowered"
-        return GroupDropped(
-            number=group.order if group.purpose == "train" else None,
-            group_id=group.group_id,
-            reason=reason,
-            rollouts=group.answered,
-            nodes=group.authors,
-            oldest=group.oldest_version,
-            next_batch=self.next_batch,
-            max_staleness=self.max_staleness,
-        )
+        return dropped(group, reason, self.next_batch, self.max_staleness)
 
     def _expire(self) -> list[Effect]:
         """Drop groups that are too old for batch n. A group past its first deadline stays while nodes work on it and

@@ -37,7 +37,7 @@ def test_groups_come_newest_first_page_by_page(run_dir: Path) -> None:
 
 def test_a_rollout_is_told_with_all_that_is_known_of_it(run_dir: Path) -> None:
     waiting, trained, *_ = read_groups(run_dir, READ, before=NEWEST, count=9)["groups"]
-    assert (trained["step"], trained["prompt"], len(trained["rollouts"])) == (4, "3=", SIZE)
+    assert (trained["step"], trained["prompt"], len(trained["rollouts"])) == (4, "8=", SIZE)
     one = trained["rollouts"][1]
     assert one["spans"] == [["0.0", one["tokens"]]]
     assert (one["index"], one["node"], one["staleness"], one["finish"]) == (1, ALICE, 3, "stop")

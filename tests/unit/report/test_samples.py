@@ -22,7 +22,7 @@ def test_the_last_episode_is_told_in_lines_for_a_terminal(tmp_path: Path) -> Non
     lines = last_episode(tmp_path / "played", readers(lambda tokens: f"a board\n\x1b[2J{len(tokens)}"))
     assert lines[0].startswith("last batch, step 1, group 0, sample 1: reward 1.25, exact")
     assert lines[1:6] == [
-        "0=",
+        "5=",
         "-- model: reward 0.25, version 0.0, sampler alice",
         "a board",
         "?[2J2",
@@ -40,6 +40,6 @@ def test_a_board_takes_the_place_of_what_the_environment_said(tmp_path: Path) ->
 
     lines = last_episode(tmp_path, lambda: (prompt, lambda tokens: f"{len(tokens)} tokens", boards_of))
     assert [line for line in lines[1:] if not line.startswith("-- model: ")] == [
-        *("0=", "2 tokens", "0= board after 2 tokens"),
-        *("1 tokens", "0= board after 1 tokens"),
+        *("5=", "2 tokens", "5= board after 2 tokens"),
+        *("1 tokens", "5= board after 1 tokens"),
     ]

@@ -33,7 +33,7 @@ from swarm.learner.checkpoint.files import (
 from swarm.learner.checkpoint.saving import Snapshot, take
 from swarm.learner.messages import AlarmState, ClaimState, Save, Saved, Train
 from swarm.learner.tiny import tiny_model
-from swarm.learner.trainer import Trainer
+from swarm.learner.trainer import EXPERTS, Trainer
 from swarm.models.device import as_streamed
 from swarm.types import OptimizerStates
 from tests.unit.models import model_directory, moe_model
@@ -147,7 +147,10 @@ def test_draws_go_on_where_they_were(tmp_path: Path) -> None:
 def test_a_mixture_of_experts_learns_and_its_checkpoint_is_what_is_published(tmp_path: Path) -> None:
     base = model_directory(tmp_path / "base", moe_model(0))
     trainer = trainer_in(tmp_path / "run", model=base)
-    layout = trainer.prepared().layout
+    prepared = trainer.prepared()
+    layout = prepared.layout
+    assert EXPERTS in prepared.notes
+    assert EXPERTS not in trainer_in(tmp_path / "dense").prepared().notes
     before = {name: parameter.detach().clone() for name, parameter in trainer._model.named_parameters()}
     train(trainer, range(2))
     assert all(not torch.equal(parameter, before[name]) for name, parameter in trainer._model.named_parameters())

@@ -40,6 +40,7 @@ from swarm.wire import digest
 from tests.builders import ALICE, BOB, ints, rollout, v
 
 SIZE = 2
+ASKED = 5  # The prompt of group 0; the other groups have the next ones
 
 
 @asynccontextmanager
@@ -64,7 +65,7 @@ def score_of(number: int, index: int) -> Score:
 def group(number: int, *, version: int = 0, scored: int = SIZE, size: int = SIZE) -> list[Entry]:
     """A group whose samples are all answered, and `scored` of them scored."""
     return [
-        GroupOpened(number=number, prompt_number=number, version=v(version), max_staleness=2),
+        GroupOpened(number=number, prompt_number=number + ASKED, version=v(version), max_staleness=2),
         SamplesLeased(number=number, node=ALICE, samples=tuple((i, 0) for i in range(size))),
         *(RolloutAccepted(number=number, node=ALICE, rollout=answer(number, i, version)) for i in range(size)),
         *(RolloutScored(number=number, index=i, score=score_of(number, i)) for i in range(scored)),
