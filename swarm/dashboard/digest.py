@@ -48,7 +48,13 @@ TILES: tuple[tuple[str, str, str, str | None, tuple[str, ...]], ...] = (
     ("discarded", "Discarded", "discarded", None, ("refused", "dropped", "withheld")),
     ("broadcast", "Broadcast", "time to install", "broadcast_s", STAGES),
     ("samplers", "Samplers", "samplers", "active", ("active",)),
-    ("cost", "Cost", "cost of an hour", "cost_total", ("cost", "cost of a step", "of a million tokens")),
+    (
+        "cost",
+        "Cost",
+        "cost of an hour",
+        "cost_total",
+        ("cost", "cost of a step", "of a million tokens", "of a held-out point"),
+    ),
 )
 """Id, label, the figure that it shows, the column of its curve, and figures beside it."""
 

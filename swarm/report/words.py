@@ -366,7 +366,16 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
         "cost of an hour": told(cost.get("cost_per_hour") or None, "{:.2f}"),
         "of a million tokens": told(1e6 * per_token if per_token else None, "{:.4g}"),
         "cost of a step": told(cost.get("cost_per_step") if total else None, "{:.4g}"),
+        "of a held-out point": told(cost_per_point(status) if total else None, "{:.4g}"),
     }
+
+
+def cost_per_point(status: Mapping[str, Any]) -> float | None:
+    """Return what the run has cost for each percentage point by which its held-out accuracy has risen since the first
+    evaluation; None if it has not."""
+    measured = [number(one, "exact_match") for one in parts(status, "held_out")]
+    points = 100 * (measured[-1] - measured[0]) if measured else 0.0
+    return number(part(status, "cost"), "cost_total") / points if points > 0 else None
 
 
 def discarded(status: Mapping[str, Any]) -> float:

@@ -101,6 +101,9 @@ def test_a_running_learner_shows_its_figures(running: dict[str, Any]) -> None:
     assert known["staleness aim"] == "1.2, answers take that long"
     assert "withheld" not in known
     assert [known[name] for name in ("learner idle", "cost", "cost of a step")] == ["3.1%", "2.50", "0.0595"]
+    assert known["of a held-out point"] == "0.04", "2.50 for 62.5 points"
+    fell = dict(figures({**running, "held_out": running["held_out"][::-1]}))
+    assert "of a held-out point" not in fell
     doubted = dict(figures({**running, "rollouts_withheld": {"a" * 32: 3, "b" * 32: 1200}}))
     assert doubted["withheld"] == "1,203 rollouts, 1,200 of " + "b" * 32
 
