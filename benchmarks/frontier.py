@@ -159,6 +159,7 @@ def run_once(selection: str, solvable: float, options: argparse.Namespace, seed:
         "solvable": solvable,
         "seed": seed,
         "rollouts": reached,
+        "steps": number + 1,
         "accuracy": curve[-1][1],
         "flat_share": round(run.flat / ((number + 1) * options.groups), 3),
         "curve": curve[:: options.every],
