@@ -1,6 +1,6 @@
 """What it is worth to draw prompts at the frontier: rollouts until a held-out accuracy, against uniform prompts.
 
-bin/python -m benchmarks.frontier --json
+bin/python -m benchmarks.frontier --solvable 1,0.2,0.1 --json
 bin/python -m benchmarks.frontier --pool 0 --json
 
 The warm tiny model, which does one of four things to four digits, learns to sort from exact match, trainer and engine
@@ -25,22 +25,21 @@ import json
 import statistics
 import sys
 import tempfile
-from datetime import datetime
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from msgspec import structs
 
 from benchmarks import Figures, listed, parser_of, said
 from benchmarks.learning import OneProcess
 from swarm.learner.messages import Train, TrainGroup
 from swarm.rollout.journal.entries import Tried
 from swarm.rollout.plane.frontier import Frontier
-from swarm.rollout.plane.groups import sample_seed
-from swarm.run.prompts import TaskRecord, open_prompts
 from swarm.settings import TINY_WARM, LeadConfig
 from swarm.settings_file import load_config
 from swarm.tasks.digits import DIGITS, SKILLS
-from swarm.types import GroupId, Prompt
+from swarm.types import Prompt
 
 SELECTIONS = ("uniform", "dynamic", "frontier", "both")
 HELD_OUT = 500
@@ -58,8 +57,6 @@ class Selecting(OneProcess):
         self._frontier = Frontier(config.seed) if selection in ("frontier", "both") else None
         self._replaces = selection in ("dynamic", "both")
         self._opened = 0
-        record = TaskRecord(data_digest="", most_tokens=512, began=datetime(2026, 1, 1))
-        self._encode = open_prompts(config, self._task, directory / "model", record, print).encode
 
     def train(self, number: int) -> None:
         self._install(*self._kept[0])
@@ -78,38 +75,30 @@ class Selecting(OneProcess):
         if self._frontier is not None:
             self._frontier.fold(before=number + 1)
 
-    def _some(self, step: int, count: int) -> list[TrainGroup]:
-        chosen: list[tuple[int, int, Prompt]] = []
+    def _some(self, step: int, count: int) -> tuple[TrainGroup, ...]:
+        asked: dict[int, Prompt] = {}
+        numbers: list[int] = []
         for order in range(self._opened, self._opened + count):
-            number, prompt = self._prompt_of(order, step, {prompt.prompt_id for _, _, prompt in chosen})
-            chosen.append((order, number, prompt))
+            number, asked[order] = self._prompt_of(order, step, {prompt.prompt_id for prompt in asked.values()})
+            numbers.append(number)
         self._opened += count
-        size = self._config.group_size
-        jobs = [
-            self._job(prompt, seed=sample_seed(self._config.seed, GroupId(f"t{order}"), i), temperature=1.0)
-            for order, _, prompt in chosen
-            for i in range(size)
-        ]
-        samples = self._generate(jobs)
-        self.drawn += len(samples)
-        groups = []
-        for place, (order, number, prompt) in enumerate(chosen):
-            rollouts = tuple(self._rollout(prompt, one, 0) for one in samples[place * size : (place + 1) * size])
-            groups.append(TrainGroup(prompt_token_ids=self._token_ids(prompt), rollouts=rollouts))
-            rewards = [one.reward for one in rollouts]
-            if self._frontier is not None:
+        groups = self._groups(asked, age=0)
+        self.drawn += count * self._config.group_size
+        if self._frontier is not None:
+            for (order, prompt), number, group in zip(asked.items(), numbers, groups, strict=True):
+                rewards = [one.reward for one in group.rollouts]
                 tried = Tried(order, number, step, len(rewards), sum(rewards), min(rewards), max(rewards))
-                self._frontier.note(tried, self._encode(prompt))
+                self._frontier.note(tried, prompt)
         return groups
 
     def _prompt_of(self, order: int, step: int, begun: set[str]) -> tuple[int, Prompt]:
         if self._frontier is None:
             return order, self._task.prompt(order)
-        return self._frontier.next_prompt(order, step, lambda number: self._encode(self._task.prompt(number)), begun)
+        return self._frontier.next_prompt(order, step, self._tokenized, begun)
 
-    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """As a chat, which is how the model was taught."""
-        return self._encode(prompt).token_ids
+    def _tokenized(self, number: int) -> Prompt:
+        prompt = self._task.prompt(number)
+        return structs.replace(prompt, token_ids=self._token_ids(prompt))
 
 
 def write_pool(path: Path, pool: int, solvable: float, seed: int) -> None:
@@ -168,8 +157,8 @@ def run_once(selection: str, solvable: float, options: argparse.Namespace, seed:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("--pool", type=int, default=200, help="questions to train on; 0 is all of them")
-    parser.add_argument("--solvable", type=listed(float), default=[1.0, 0.2], help="shares of the pool")
+    parser.add_argument("--pool", type=int, default=200, help="prompts to train on; 0: none comes twice")
+    parser.add_argument("--solvable", type=listed(float), default=[0.2], help="shares of the pool")
     parser.add_argument("--target", type=float, default=0.85, help="held-out accuracy that is waited for")
     parser.add_argument("--steps", type=int, default=2500, help="most steps of a run")
     parser.add_argument("--groups", type=int, default=4, help="of a step")
@@ -178,7 +167,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--selections", type=listed(str), default=list(SELECTIONS))
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--every", type=int, default=25, help="of the curve's points, show one in so many")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not options.pool and max(options.solvable) * ENDLESS > 10**DIGITS - HELD_OUT:
+        parser.error(
+            f"there are only {10**DIGITS - HELD_OUT} numbers that can be learned: give less than --solvable 0.23"
+        )
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -24,7 +24,7 @@ import tempfile
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -105,10 +105,14 @@ class OneProcess:
 
     def _draw(self, number: int, *, age: int) -> tuple[TrainGroup, ...]:
         """The groups of batch `number`, scored; `age` is the staleness of all of them."""
-        config, size = self._config, self._config.group_size
+        config = self._config
         places = range(number * config.groups_per_step, (number + 1) * config.groups_per_step)
-        prompts = [self._task.prompt(place) for place in places]
-        seeds = [[sample_seed(config.seed, GroupId(f"t{place}"), i) for i in range(size)] for place in places]
+        return self._groups({place: self._task.prompt(place) for place in places}, age=age)
+
+    def _groups(self, asked: Mapping[int, Prompt], *, age: int) -> tuple[TrainGroup, ...]:
+        """The groups of these numbers and prompts."""
+        config, size, prompts = self._config, self._config.group_size, list(asked.values())
+        seeds = [[sample_seed(config.seed, GroupId(f"t{number}"), i) for i in range(size)] for number in asked]
         jobs = [
             self._job(prompt, seed=seed, temperature=config.temperature)
             for prompt, row in zip(prompts, seeds, strict=True)

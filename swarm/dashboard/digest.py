@@ -38,6 +38,7 @@ COLUMNS = (
     *("lag", "tokens_per_s", "rollouts_per_s", "accepted", "stale", "invalid", "up_bytes_per_s", "down_bytes_per_s"),
     *("cost_per_hour", "cost", "last_seen_s", "why", "class"),
 )
+COSTS = "cost", "cost of a step", "of a million tokens", "of a held-out point"
 TILES: tuple[tuple[str, str, str, str | None, tuple[str, ...]], ...] = (
     ("reward", "Reward", "reward", "reward", ("exact match",)),
     ("held_out", "Held-out", "held-out", "exact_match", ("best held-out",)),
@@ -48,13 +49,7 @@ TILES: tuple[tuple[str, str, str, str | None, tuple[str, ...]], ...] = (
     ("discarded", "Discarded", "discarded", None, ("refused", "dropped", "withheld")),
     ("broadcast", "Broadcast", "time to install", "broadcast_s", STAGES),
     ("samplers", "Samplers", "samplers", "active", ("active",)),
-    (
-        "cost",
-        "Cost",
-        "cost of an hour",
-        "cost_total",
-        ("cost", "cost of a step", "of a million tokens", "of a held-out point"),
-    ),
+    ("cost", "Cost", "cost of an hour", "cost_total", COSTS),
 )
 """Id, label, the figure that it shows, the column of its curve, and figures beside it."""
 

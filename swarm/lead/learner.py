@@ -46,7 +46,7 @@ from swarm.rollout.journal.index import require_database
 from swarm.rollout.journal.journal import DATABASE, Journal
 from swarm.rollout.messages import Beat
 from swarm.rollout.plane.effects import ScoreWanted
-from swarm.rollout.plane.frontier import prompts_per_group
+from swarm.rollout.plane.frontier import CANDIDATES
 from swarm.rollout.plane.nodes import MISSED_BEATS
 from swarm.rollout.plane.plane import PlaneRules, RolloutPlane
 from swarm.rollout.plane.rules import publication_period
@@ -248,12 +248,12 @@ class LearnerNode:
         self._broadcast = BroadcastService(self._run_dir / "versions", network.key, network.station)
         self._exits.callback(self._broadcast.close)
         self._provisioning = Provisioning(run, self._tracker, network, self._broadcast, given=self._recorded.given)
-        per_group = prompts_per_group(self._config.selection)
         self._ahead = PromptsAhead(
             lambda number: self._prompts(number),
-            first=self._recorded.opened * per_group,
+            first=self._recorded.opened,
             # The most groups that may be open at a time, and one batch more.
-            most=(self._config.max_staleness + 2) * self._config.groups_per_step * per_group,
+            most=(self._config.max_staleness + 2) * self._config.groups_per_step,
+            per_group=CANDIDATES if self._config.selection == "frontier" else 1,
         )
         self._rollouts = RolloutService(
             sessions=network.sessions,

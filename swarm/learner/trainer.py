@@ -61,7 +61,7 @@ from swarm.wire import Digest
 
 EXPERTS = (
     "this model is a mixture of experts: engines send about one token in ten to other experts than the learner does, "
-    "and runs have collapsed of that. The alarm for mismatch_kl stops the run if it comes to it; an adapter is safer"
+    "and runs have collapsed of that. Watch mismatch_kl: its alarm leaves out steps, and ten in a row end the run"
 )
 ASSUMED_PROMPT_TOKENS = 2048  # For the memory preflight, if max_prompt_tokens is not set
 # Rank 0 waits before it reports a fault to the node: if the end of another rank caused it, torchrun ends rank 0 in this

@@ -1,7 +1,7 @@
 """Makes training prompts ahead of time in a thread: one may take a second, and must not block the event loop.
 
-Groups are opened in order of their numbers, so the next prompts are known. A request for leases waits for all prompts
-that it may need (`has`), so the leases do not depend on how fast prompts are made.
+Groups are opened in order of their numbers, and each takes the next prompts, so these are known. A request for leases
+waits for all prompts that it may need (`has`), so the leases do not depend on how fast prompts are made.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ AT_ONCE_S = 0.1  # Time of one call in the thread: thousands of prompts of most 
 
 
 class PromptsAhead:
-    """Calls `make(number)` in a thread, up to `most` numbers ahead. `first` is the first number to make."""
+    """Calls `make(number)` in a thread, for up to `most` groups ahead of the first that is opened, `first`. A group
+    takes `per_group` prompts."""
 
-    def __init__(self, make: Callable[[int], Prompt], *, first: int, most: int) -> None:
+    def __init__(self, make: Callable[[int], Prompt], *, first: int, most: int, per_group: int = 1) -> None:
         self._make = make
-        self._most = most
-        self._next = first
+        self._per_group = per_group
+        self._most = most * per_group
+        self._next = first * per_group
         self._made: deque[Prompt] = deque()
         self._lock = threading.Lock()
         self._changes = Changes()
@@ -45,9 +47,9 @@ class PromptsAhead:
         self._changes.tell()
         return prompt
 
-    def has(self, count: int) -> bool:
-        """Return whether the next `count` prompts (at most `most`) are made."""
-        return len(self._made) >= min(count, self._most)
+    def has(self, groups: int) -> bool:
+        """Return whether the prompts of the next `groups` (at most `most`) are made."""
+        return len(self._made) >= min(groups * self._per_group, self._most)
 
     async def wait(self, timeout_s: float) -> None:
         """Return when more prompts are made, or after `timeout_s`."""

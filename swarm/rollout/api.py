@@ -368,7 +368,7 @@ class RolloutService:
             left = until - time.monotonic()
             if self._journal.fault:
                 return _come_back(self._journal.fault)  # Open no group that cannot be recorded.
-            if self._prompts and not self._prompts.has(self._prompts_for(ask.capacity)):
+            if self._prompts and not self._prompts.has(-(-ask.capacity // self._plane.rules.group_size)):
                 if left <= 0:
                     break
                 await self._prompts.wait(left)
@@ -623,10 +623,6 @@ class RolloutService:
             self._plane.beat(node, now=stats.heard_at, caller=caller)
         self._absent.discard(node)
         return stats
-
-    def _prompts_for(self, samples: int) -> int:
-        assert self._plane is not None
-        return -(-samples // self._plane.rules.group_size) * self._plane.rules.prompts_per_group
 
     def _is_ahead(self, version: VersionId) -> bool:
         """Return whether `version` is newer than all that this process has published, so another life published it.

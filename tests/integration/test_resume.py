@@ -237,6 +237,7 @@ def _another_run_begins_with_its_model(swarm: Swarm, learner: Learner) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm) -> None:
+    swarm.lead_with(selection="frontier")
     learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS)
     sampler = swarm.scripted(learner.url(), name="sampler")
     url = learner.url()
@@ -269,6 +270,9 @@ def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm) -> None
     assert not more.says("the timeline of what was done begins again")
     _says_goodbye(late)
     _is_one_run(more, steps + 4)
+    prompts = _rows(more, "SELECT number, prompt_number FROM groups")
+    assert all(prompt // CANDIDATES == number for number, prompt in prompts)
+    assert len({prompt % CANDIDATES for _, prompt in prompts}) > 1
 
 
 def test_what_is_no_run_is_not_resumed(tmp_path: Path) -> None:
@@ -299,8 +303,8 @@ def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swa
 
 @pytest.mark.long
 def test_groups_that_were_replaced_are_on_record_and_a_new_life_goes_on(swarm: Swarm) -> None:
-    """Of two answers without a model many have the same reward. Prompts are those at the frontier."""
-    swarm.lead_with(dynamic_sampling=True, selection="frontier", group_size=2, groups_per_step=8)
+    """Of two answers without a model many have the same reward."""
+    swarm.lead_with(dynamic_sampling=True, group_size=2, groups_per_step=8)
     learner = swarm.lead("--port", "0", *ENDLESS, *OFTEN)
     sampler = swarm.scripted(learner.url(), name="sampler")
     _takes(learner, 8)
@@ -313,9 +317,6 @@ def test_groups_that_were_replaced_are_on_record_and_a_new_life_goes_on(swarm: S
     counted = _rows(again, "SELECT dropped_at, count(*) FROM groups WHERE reason = 'no_variance' GROUP BY dropped_at")
     assert len(counted) > steps / 2
     assert max(count for _, count in counted) <= 8
-    prompts = _rows(again, "SELECT number, prompt_number FROM groups")
-    assert all(prompt // CANDIDATES == number for number, prompt in prompts)
-    assert len({prompt % CANDIDATES for _, prompt in prompts}) == CANDIDATES
     flat = [line["frac_reward_zero_std"] for line in again.metrics()]
     assert sum(flat) / len(flat) < 0.5
 

@@ -184,8 +184,8 @@ class Tried(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
     """Where a run stood. `groups` holds the open and the ready groups in order of their numbers; `opened` is the next
-    number, and `replaced` counts the groups dropped as NO_VARIANCE since the last batch. `tried` has the groups of all
-    batches and these, in the order of steps and numbers."""
+    number, and `replaced` counts the groups dropped as NO_VARIANCE since the last batch. `tried` has these and
+    the groups of batches, in the order of steps and numbers, of the last RECALLED_GROUPS."""
 
     next_batch: int
     opened: int

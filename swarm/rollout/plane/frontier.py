@@ -25,28 +25,23 @@ from collections.abc import Callable, Collection, Sequence
 from swarm.bounded import Bounded
 from swarm.rollout.journal.entries import RECALLED_GROUPS, RecordedRun, Tried
 from swarm.rollout.plane.groups import Group
-from swarm.types import Prompt, Selection
+from swarm.types import Prompt
 
 CANDIDATES = 8  # Prompts made for each group. A prompt is drawn at most so many times as often as without selection
 UNIFORM = 0.1
 PRIOR_TRIES = 2.0
 HALF_LIFE = 60.0  # Steps
 WINDOW = 128  # Groups from which difficulty is foreseen
-ROUNDS, RATE = 40, 1.0  # Steps of gradient descent for each fit, and their size in standard deviations
+ROUNDS, RATE = 40, 4.0  # Steps of gradient descent for each fit; their size: a logistic curves by 1/4 at most
 NUMBER = re.compile(r"[0-9]+")
 
 
-def prompts_per_group(selection: Selection) -> int:
-    """Return how many of the task's prompts a group takes: one is asked, the others are left out."""
-    return CANDIDATES if selection == "frontier" else 1
-
-
 class Frontier:
-    """What is known of the prompts of a run. `most_known` bounds how many are remembered."""
+    """What is known of the prompts of a run, of as many as a restart can recall."""
 
-    def __init__(self, seed: int, *, most_known: int = RECALLED_GROUPS) -> None:
+    def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._known: Bounded[str, tuple[float, float, int]] = Bounded(most_known)
+        self._known: Bounded[str, tuple[float, float, int]] = Bounded(RECALLED_GROUPS)
         """By prompt id: tries, the sum of their rewards, both as they count at a step, and that step"""
         self._window: deque[tuple[tuple[float, ...], float]] = deque(maxlen=WINDOW)
         self._lowest, self._highest = math.inf, -math.inf
@@ -136,7 +131,7 @@ class Foresight:
         for _ in range(ROUNDS if rows else 0):
             errors = [rate - self._rate(row) for row, rate in rows]
             slopes = [sum(e * row[i] for e, (row, _) in zip(errors, rows, strict=True)) for i in range(len(rows[0][0]))]
-            self._weights = [w + 4 * RATE * slope / len(rows) for w, slope in zip(self._weights, slopes, strict=True)]
+            self._weights = [w + RATE * slope / len(rows) for w, slope in zip(self._weights, slopes, strict=True)]
 
     def __call__(self, given: tuple[float, ...]) -> float:
         """Return the rate that is expected of a prompt with these features, between 0.01 and 0.99."""

@@ -66,7 +66,7 @@ from swarm.rollout.plane.effects import (
     turn_taken,
 )
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
-from swarm.rollout.plane.frontier import Frontier, prompts_per_group, tried
+from swarm.rollout.plane.frontier import Frontier, tried
 from swarm.rollout.plane.groups import Grant, Group, LeaseTable
 from swarm.rollout.plane.heldout import HeldOutRound
 from swarm.rollout.plane.nodes import MIN_NEW_HELD
@@ -119,10 +119,6 @@ class PlaneRules:
     beat_s: float
     lease_time_limit_s: float
     episodes: EpisodeRules | None = None
-
-    @property
-    def prompts_per_group(self) -> int:
-        return prompts_per_group(self.selection)
 
 
 class RolloutPlane:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.frontier import HELD_OUT, main, write_pool
+from benchmarks.frontier import HELD_OUT, main, parse, write_pool
 from swarm.tasks.digits import DIGITS
 
 
@@ -23,10 +23,17 @@ def test_a_share_of_the_pool_can_be_learned(pool: int, longer: int, tmp_path: Pa
 
 
 @pytest.mark.long
-def test_each_selection_draws_until_the_target(capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--seeds", "0", "--solvable", "0.5", "--pool", "24", "--steps", "2", "--selections", "uniform,frontier"]
-    assert main([*few, "--target", "0.01", "--json"]) == 0
+def test_each_selection_draws_as_much_in_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--seeds", "0", "--pool", "24", "--steps", "2", "--selections", "uniform,frontier", "--every", "1"]
+    assert main([*few, "--target", "2", "--json"]) == 0
     *rows, figures = (json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
     assert [row["selection"] for row in rows] == ["uniform", "frontier"]
     assert rows[0]["curve"][0] == rows[1]["curve"][0], "all begin with the same model"
-    assert figures["rollouts_uniform_over_frontier"] is None or figures["rollouts_uniform_over_frontier"] > 0
+    assert [[drawn for drawn, _ in row["curve"]] for row in rows] == [[0, 2 * 4 * 8]] * 2
+    assert figures["rollouts"] == {"0.2": {"uniform": None, "frontier": None}}, "no accuracy is above 1"
+
+
+def test_an_endless_set_has_only_so_many_numbers_that_can_be_learned() -> None:
+    assert parse(["--pool", "0"]).solvable == [0.2]
+    with pytest.raises(SystemExit):
+        parse(["--pool", "0", "--solvable", "1"])
