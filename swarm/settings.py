@@ -558,9 +558,7 @@ class JoinSwarm(Section):
     tls: Annotated[bool | None, Flag("Encrypt.", "unless on loopback")] = None
     lan: Annotated[bool | None, Flag("Allow private addresses.", "only on one machine")] = None
     nickname: Annotated[Nickname, Flag("What others see next to this node's id.")] = ""
-    grace: Annotated[
-        float, Field(ge=0, le=86_400), Flag("Seconds that samples under way get to end when asked to stop.")
-    ] = 10.0
+    grace: Annotated[float, Field(ge=0, le=86_400), Flag("Seconds in which it leaves when asked to stop.")] = 10.0
     state_dir: Annotated[Path | None, Flag("Key and weights.", "under ~/.local/state")] = None
     base: Annotated[
         str | None,

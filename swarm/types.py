@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from itertools import groupby
 from typing import Annotated, Literal, NewType
 
 import msgspec
@@ -41,7 +42,7 @@ Parts = Annotated[
 
 Role = Literal["learner", "sampler", "relay"]
 Purpose = Literal["train", "eval", "ask"]
-Finish = Literal["stop", "length", "failed"]
+Finish = Literal["stop", "length", "failed", "handed"]
 BasePrecision = Literal["bf16", "nf4"]
 Rounding = Literal["none", "fp8", "int8", "int4"]
 """The format to which an engine rounds its matrices at each install; other weights keep the engine's number format."""
@@ -142,7 +143,8 @@ class Lease(Message, frozen=True):
     """The learner's permission for one sampler to draw certain samples of one prompt.
 
     `time_limit_s` counts from receipt: samplers and learner never compare clocks. With `episode`, each sample is an
-    episode that goes on from there, and the limit is that of a turn.
+    episode that goes on from there, and the limit is that of a turn. The first tokens of a completion that others
+    handed over are `begun` (int32); what follows them is wanted.
     """
 
     purpose: Purpose
@@ -153,14 +155,16 @@ class Lease(Message, frozen=True):
     min_version: VersionId
     time_limit_s: Seconds
     episode: EpisodeProgress | None = None
+    begun: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)] = b""
 
 
 class Span(Message, frozen=True):
-    """This version drew tokens start..end (exclusive) of a completion."""
+    """This version drew tokens start..end (exclusive) of a completion; at `node`, if others drew the rest of it."""
 
     version: VersionId
     start: Count
     end: Count
+    node: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class Turn(Message, frozen=True):
@@ -177,7 +181,8 @@ class Turn(Message, frozen=True):
 class Rollout(Message, frozen=True):
     """One completion. Arrays are little-endian bytes: int32 ids, float32 behaviour log-probs.
 
-    A failed generation has finish "failed", no tokens and a reason; it is never trained on.
+    A failed generation has finish "failed", no tokens and a reason; it is never trained on. One that its sampler could
+    not end has finish "handed": others draw what follows.
 
     An episode of several turns lists them in order. Its other tokens are the environment's: no span covers them, and
     their log-probs are 0. The tokens are stored player by player, and `seats` are the indices at which each player's
@@ -217,6 +222,13 @@ class Rollout(Message, frozen=True):
 
     def tokens(self) -> array[int]:
         return array("i", self.token_ids)
+
+    def turns_by(self, author: str) -> tuple[Turn, ...]:
+        """The turns of an episode, or what each node drew of a completion that `author` ended."""
+        if self.turns:
+            return self.turns
+        runs = [list(run) for _, run in groupby(self.spans, key=lambda span: span.node)]
+        return tuple(Turn(start=run[0].start, end=run[-1].end, node=run[0].node or author) for run in runs)
 
 
 class Prompt(Message, frozen=True):

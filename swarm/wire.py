@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from swarm.errors import ProtocolError, TooLarge
 
-PROTOCOL = 11  # Integer that both sides of a connection must agree on
+PROTOCOL = 12  # Integer that both sides of a connection must agree on
 PROTOCOL_HEADER = "Echo-Protocol"
 
 CONTROL_BODY_BYTES = 256 * 1024

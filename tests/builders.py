@@ -17,6 +17,7 @@ from swarm.net.signing import SigningKey, swarm_id_of
 from swarm.rollout.journal.entries import Entry
 from swarm.rollout.journal.journal import Journal
 from swarm.rollout.messages import Answer
+from swarm.rollout.plane.begun import begun_name
 from swarm.rollout.plane.effects import Effect, Granted, Judged, Refused, ScoreWanted
 from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.groups import Group, LeaseTable, Sample
@@ -196,7 +197,7 @@ def refusal(plane: RolloutPlane, node: NodeId, held: int, capacity: int = 1, *, 
 def answering(to: Lease, drawn: Rollout, turn: int | None = None) -> Answer:
     """`drawn` as the answer to a sample of the lease, or a turn of its episode: the first one under it."""
     attempts = {spec.index: spec.attempt for spec in to.samples}
-    first = to.episode.turn if to.episode is not None else 0
+    first = to.episode.turn if to.episode is not None else begun_name(to.begun)
     return Answer(drawn, attempts.get(drawn.index, 0), first if turn is None else turn)
 
 

@@ -24,6 +24,7 @@ from tests.builders import STOP, v
 from tests.unit.models import Staged, published
 
 PROMPT = (1, 3, 4, 5)
+LONG = 100  # Tokens, which take any engine some time
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +40,14 @@ class Life:
 
     def progress(self) -> None:
         self.told.append(self.version)
+
+    async def steps(self, count: int) -> None:
+        """Wait until work has gone on so many times; an engine's thread may be the one to say so."""
+        for _ in range(60_000):
+            if len(self.told) >= count:
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError("the engine does nothing")
 
     async def install(self) -> VersionId:
         """The next version, which every engine takes."""
@@ -191,6 +200,9 @@ async def cuts_off_what_takes_too_long(life: Life) -> None:
     if life.started.engine == "scripted":
         return  # without a rehearsed pace its draws take no time
     (sampled,) = await life.draw(job(0, stops=(), time_limit_s=0.0))
+    if life.started.engine == "transformers":
+        assert (sampled.finish, len(tokens(sampled)), sampled.spans[-1].end) == ("handed", 1, 1)
+        return
     assert (sampled.finish, sampled.fault) == ("failed", "time limit")
     assert (sampled.token_ids, sampled.logprobs, sampled.spans) == (b"", b"", ())
 
@@ -254,6 +266,28 @@ async def shows_that_work_goes_on(life: Life) -> None:
     assert life.told or life.started.engine == "scripted", "without a rehearsed pace its draws take no time"
 
 
+async def gives_up_what_is_under_way(life: Life) -> None:
+    """What has come is what would have come, and anybody can go on with it. Nothing is drawn afterwards."""
+    await life.installed()
+    if life.started.engine == "scripted":
+        return  # without a rehearsed pace its draws take no time
+    jobs = [job(20 + seed, limit=LONG, stops=(), stop=stop) for seed, stop in enumerate([(), (), ("never",)])]
+    wholes = await life.draw(*jobs)
+    life.told.clear()
+    drawing = asyncio.create_task(life.draw(*jobs))
+    await life.steps(10)  # Some read prompts first
+    life.engine.give_up()
+    for whole, part in zip(wholes, await drawing, strict=True):
+        count = len(tokens(part))
+        assert (part.finish, part.fault) == ("handed", "")
+        assert 1 <= count < LONG
+        assert tokens(part) == tokens(whole)[:count]
+        assert logprobs(part) == pytest.approx(logprobs(whole)[:count], abs=1e-4)
+        assert part.spans == (msgspec.structs.replace(whole.spans[0], end=count),)
+    (late,) = await life.draw(jobs[0])
+    assert len(tokens(late)) <= 1
+
+
 CHECKS: tuple[Callable[[Life], Awaitable[None]], ...] = (
     says_what_it_is,
     draws_nothing_before_it_holds_a_version,
@@ -268,6 +302,7 @@ CHECKS: tuple[Callable[[Life], Awaitable[None]], ...] = (
     refuses_a_file_that_was_not_signed_and_goes_on,
     takes_the_words_that_changed,
     shows_that_work_goes_on,
+    gives_up_what_is_under_way,
 )
 
 

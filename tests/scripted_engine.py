@@ -17,8 +17,9 @@ from array import array
 from asyncio import Semaphore, sleep, to_thread
 from random import Random
 
+from msgspec.structs import replace
+
 from swarm.broadcast.version.manifest import Layout
-from swarm.process import PROGRESS_S
 from swarm.sampler import engine_child
 from swarm.sampler.engine import (
     Generate,
@@ -41,6 +42,7 @@ from swarm.types import Span, VersionId
 ENGINE = "tests.scripted_engine"
 LOGPROB = -2.6  # Reported for every token: near that of the untrained tiny model, so that a learner trains on it
 ARGUMENTS = "continuous", "tokens_per_s", "noise", "device_name"
+STEP_S = 0.1  # In which it notices that it is to give up
 TOO_SLOW = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="time limit")
 
 
@@ -53,6 +55,7 @@ class ScriptedEngine:
         self._tokens_per_s = self._noise = 0.0
         self._places = Semaphore(1)
         self._directory = ""
+        self._is_given_up = False
 
     async def start(self, command: Start, progress: Told) -> Started:
         self._layout, self._directory = command.layout, command.directory
@@ -92,11 +95,17 @@ class ScriptedEngine:
                 took_s = tokens / tokens_per_s if tokens_per_s else 0.0
                 samples.append(drawn if took_s <= job.time_limit_s else TOO_SLOW)
                 batch_s, longest = max(batch_s, min(took_s, job.time_limit_s)), max(longest, tokens)
-            while (left_s := began + batch_s - time.perf_counter()) > 0:
-                await sleep(min(left_s, PROGRESS_S))
+            while (left_s := began + batch_s - time.perf_counter()) > 0 and not self._is_given_up:
+                await sleep(min(left_s, STEP_S))
                 progress()
+            if self._is_given_up:
+                came = int((time.perf_counter() - began) * tokens_per_s)
+                samples = [_so_far(one, came) for one in samples]
             steps = int(tokens_per_s * batch_s) or longest
             return Generated(samples=tuple(samples), seconds=time.perf_counter() - began, steps=steps)
+
+    def give_up(self) -> None:
+        self._is_given_up = True
 
     def _draw(self, job: Job) -> Sampled:
         """Return tokens of the prompt up to a stop string, a stop token or the limit."""
@@ -120,6 +129,16 @@ class ScriptedEngine:
             spans=(Span(version=self._version, start=0, end=len(tokens)),),
             finish="stop" if stops or end else "length",
         )
+
+
+def _so_far(one: Sampled, tokens: int) -> Sampled:
+    """What has come of a sample after so many tokens."""
+    if one.finish == "failed" or 4 * tokens >= len(one.token_ids):
+        return one
+    if not tokens:
+        return TOO_SLOW
+    ids, logprobs = (data[: 4 * tokens] for data in (one.token_ids, one.logprobs))
+    return Sampled(ids, logprobs, (replace(one.spans[0], end=tokens),), finish="handed")
 
 
 if __name__ == "__main__":

@@ -254,7 +254,7 @@ class Auditing:
         """Return whether an answer is what its seed draws (None if that cannot be computed), and the sampler if this
         catches it."""
         rollout, result = sample.rollout, AuditResult()
-        if rollout is None or len(rollout.turns) > 1:
+        if rollout is None or len(_turns_of(sample)) > 1:
             return None, result
         one = self._chosen(group, sample, _turns_of(sample)[0], in_full=True)
         parts = []
@@ -409,9 +409,8 @@ def _why(fault: str) -> str:
 
 
 def _turns_of(sample: Sample) -> tuple[Turn, ...]:
-    """Return the turns of an episode, or all of the answer as one."""
     assert sample.rollout is not None
-    return sample.rollout.turns or (Turn(start=0, end=sample.rollout.length, node=sample.author or ""),)
+    return sample.rollout.turns_by(sample.author or "")
 
 
 def _side_of(sample: Sample, group: Group) -> int:

@@ -358,6 +358,7 @@ def train_group(
                 staleness=staleness(rollout.oldest, step),
                 truncated=rollout.finish == "length",
                 sampler=author,
+                parts=rollout.turns_by(author),
                 turns=rollout.turns,
                 seats=rollout.seats,
             )

@@ -121,7 +121,8 @@ def row_of(prompt: tuple[int, ...], rollout: TrainRollout, seat: int = 0, advant
     spans = [(max(turn.start, 1 - offset), turn.end) for turn in turns]  # Nothing predicts the first token of a row
     counts = torch.tensor([end - start for start, end in spans])
     drawn = torch.cat([torch.arange(start, end) for start, end in spans])
-    nodes = [turn.node or rollout.sampler for turn in turns]
+    parts = turns if rollout.turns else rollout.parts or turns
+    nodes, each = [one.node or rollout.sampler for one in parts], [one.end - one.start for one in parts]
     samplers = tuple(dict.fromkeys(nodes))
     return Row(
         token_ids=torch.tensor([*prompt, *array("i", rollout.token_ids)[begin : turns[-1].end]], dtype=torch.long),
@@ -131,7 +132,9 @@ def row_of(prompt: tuple[int, ...], rollout: TrainRollout, seat: int = 0, advant
         staleness=rollout.staleness,
         samplers=samplers,
         drawn=drawn + offset,
-        drawn_by=torch.tensor([samplers.index(node) for node in nodes]).repeat_interleave(counts),
+        drawn_by=torch.tensor([samplers.index(node) for node in nodes]).repeat_interleave(
+            counts if rollout.turns else torch.tensor(each)
+        ),
     )
 
 

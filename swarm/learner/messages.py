@@ -110,7 +110,7 @@ class Frozen(msgspec.Struct, frozen=True):
 
 class TrainRollout(msgspec.Struct, frozen=True):
     """One rollout as the trainer reads it. `staleness` is in learner steps; arrays, `turns` and `seats` are as in
-    types.Rollout. `truncated`: it ended at the token limit."""
+    types.Rollout. `parts` say which node drew which tokens. `truncated`: it ended at the token limit."""
 
     token_ids: bytes
     logprobs: bytes
@@ -118,6 +118,7 @@ class TrainRollout(msgspec.Struct, frozen=True):
     staleness: int
     truncated: bool = False
     sampler: str = ""
+    parts: tuple[Turn, ...] = ()
     turns: tuple[Turn, ...] = ()
     seats: tuple[int, ...] = ()
 

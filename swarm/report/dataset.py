@@ -16,7 +16,7 @@ from swarm.errors import UserError
 from swarm.rollout.journal.index import FINISHES, reading
 from swarm.rollout.journal.journal import DATABASE
 from swarm.rollout.journal.reading import GroupRow, RolloutRow, group_rows, read_rollout, rollout_rows
-from swarm.types import Prompt, Rollout
+from swarm.types import Prompt, Rollout, Span
 
 Row = dict[str, Any]
 
@@ -69,6 +69,10 @@ def _rows(
             yield None if rollout is None else _row(group, one, question, rollout, decode_text)
 
 
+def _span(span: Span, author: str) -> Row:
+    return {**structs.asdict(span.version), "start": span.start, "end": span.end, "node": span.node or author}
+
+
 def _row(
     group: GroupRow, row: RolloutRow, prompt: Prompt, rollout: Rollout, decode_text: Callable[[Sequence[int]], str]
 ) -> Row:
@@ -86,7 +90,7 @@ def _row(
         "completion": decode_text(tokens),
         "token_ids": tokens,
         "logprobs": array("f", rollout.logprobs).tolist(),
-        "spans": [{**structs.asdict(span.version), "start": span.start, "end": span.end} for span in rollout.spans],
+        "spans": [_span(span, row.node) for span in rollout.spans],
         "staleness": None if group.step is None else group.step - row.oldest,
         "reward": row.reward,
         "exact": None if row.exact is None else bool(row.exact),

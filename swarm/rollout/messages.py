@@ -142,7 +142,8 @@ class Release(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """A completion of one leased sample, or turn number `turn` of its episode. `attempt` is the lease's."""
+    """A completion of one leased sample, or turn number `turn` of its episode. `attempt` is the lease's. What follows
+    tokens that others drew has the name of those as its `turn` (plane/begun.py)."""
 
     rollout: Rollout
     attempt: Count = 0

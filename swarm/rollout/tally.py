@@ -109,9 +109,9 @@ class Tally:
         lengths: dict[NodeId, list[int]] = {}
         for one in records:
             if isinstance(one, RolloutAccepted):
-                drawn = [(NodeId(turn.node), turn.end - turn.start) for turn in one.rollout.turns]
-                self.turns += TURNS_WEIGHT * (max(1, len(drawn)) - self.turns)
-                for node, length in drawn or [(one.node, one.rollout.length)]:
+                drawn = [(NodeId(turn.node), turn.end - turn.start) for turn in one.rollout.turns_by(one.node)]
+                self.turns += TURNS_WEIGHT * (max(1, len(one.rollout.turns)) - self.turns)
+                for node, length in drawn:
                     lengths.setdefault(node, []).append(length)
         for node, tokens in lengths.items():
             watch.accepted(node, tokens)

@@ -149,7 +149,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True):
 
 class Sampled(msgspec.Struct, frozen=True):
     """One completion: int32 ids and float32 behaviour log-probs, little-endian; `fault` says why there is none. `spans`
-    name the version of each token, in order and without gaps."""
+    name the version of each token, in order and without gaps. Of one that was given up, or ran out of time, there is as
+    much as was drawn, "handed"."""
 
     token_ids: bytes
     logprobs: bytes
@@ -181,7 +182,16 @@ ASSUMED_SAMPLE_TOKENS = 4096
 """Prompt and completion of a sample without a limit: contexts of 40,000 tokens and more are seldom used, and an engine
 that reserved them would draw one sample at a time."""
 
-Command = Reckon | Start | Install | Generate
+
+class GiveUp(msgspec.Struct, frozen=True, tag=True):
+    """End all samples under way with the tokens that they have, as "handed". The engine draws no more after that."""
+
+
+class GivenUp(msgspec.Struct, frozen=True):
+    """Samples under way end with their next token."""
+
+
+Command = Reckon | Start | Install | Generate | GiveUp
 Told = Callable[[], None]  # Called whenever work goes on
 
 
@@ -193,3 +203,5 @@ class Engine(Protocol):
     async def install(self, command: Install, progress: Told) -> Installed | NotInstalled: ...
 
     async def generate(self, command: Generate, progress: Told) -> Generated: ...
+
+    def give_up(self) -> None: ...

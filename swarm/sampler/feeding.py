@@ -119,9 +119,17 @@ class Feed:
         self._follows = bool(self._waiting)
         self.running -= len(games)
         self._beginnable.set()
-        answers = [(game, game.answer(one)) for game, one in zip(games, drawn, strict=True)]
-        self._end([(game.name, answer) for game, answer in answers if not game.is_episode])
-        turns = [self._go_on(game, answer) for game, answer in answers if game.is_episode]
+        turns: list[Awaitable[None]] = []
+        ended: list[tuple[SampleName, Answer | None]] = []
+        for game, one in zip(games, drawn, strict=True):
+            answer = game.answer(one)
+            if self._is_closing and answer.rollout.finish == "failed":
+                ended.append((game.name, None))  # An engine that was given up before a sample's first token
+            elif game.is_episode:
+                turns.append(self._go_on(game, answer))
+            else:
+                ended.append((game.name, answer))
+        self._end(ended)
         self._thinking += len(turns)
         self._roomy.set()
         await asyncio.gather(*turns)

@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 from msgspec.structs import replace
 
 from swarm.rollout.messages import Answer, SampleName, Stepped
+from swarm.rollout.plane.begun import begun_name
 from swarm.rollout.plane.episodes import seat_seed
-from swarm.sampler.engine import Job, Sampled
+from swarm.sampler.engine import TIME_LIMIT, Job, Sampled, failed
 from swarm.types import AS_LEASED, Lease, Rollout, SampleSpec
 
 Step = Callable[[Answer], Awaitable[Stepped]]
@@ -27,10 +28,12 @@ class Game:
     def __init__(self, lease: Lease, spec: SampleSpec) -> None:
         self._lease, self._spec, self._episode = lease, spec, lease.episode
         self._deadline = time.monotonic() + lease.time_limit_s
-        self._turn, self._seat = (self._episode.turn, self._episode.seat) if self._episode else (0, 0)
+        begun = begun_name(lease.begun)
+        self._turn, self._seat = (self._episode.turn, self._episode.seat) if self._episode else (begun, 0)
         self._streams = [bytearray(stream) for stream in self._episode.streams] if self._episode else []
         self._limits = self._episode.limits if self._episode else AS_LEASED
         self._drawn = b""
+        self._begun = lease.begun
         self.name: SampleName = (lease.group_id, spec.index)
 
     @property
@@ -48,11 +51,16 @@ class Game:
             rules = replace(rules, max_new_tokens=min(rules.max_new_tokens, left))
             reads = (*(reads if self._seat == 0 else ()), *array("i", bytes(stream)))
             seed = seat_seed(seed, self._seat)
+        elif self._begun:
+            rules = replace(rules, max_new_tokens=max(1, rules.max_new_tokens - len(self._begun) // 4))
+            reads = (*reads, *array("i", self._begun))
         left_s = max(0.0, self._deadline - time.monotonic())
         return Job(prompt_token_ids=reads, seed=seed, rules=rules, time_limit_s=left_s)
 
     def answer(self, one: Sampled) -> Answer:
-        """Return what was drawn, as it is handed in."""
+        """Return what was drawn, as it is handed in. Of an episode only whole turns are."""
+        if self.is_episode and one.finish == "handed":
+            one = failed(TIME_LIMIT)
         self._drawn = one.token_ids
         group_id, index = self.name
         rollout = Rollout(group_id, index, one.token_ids, one.logprobs, one.spans, one.finish, one.fault[:200])

@@ -14,8 +14,8 @@ arrive. A sample is in `_in_hand` from its lease to its verdict; every request n
 learns which leases were lost in transit. At the end they are handed back, unless the spool keeps them for the next
 session.
 
-A session is asked to end because the node leaves, or because its owner wants the machine: then what is under way is not
-waited for, and the engine ends before anybody is told.
+A session is asked to end because the node leaves, or because its owner wants the machine. What is under way when its
+time is up the engine gives up as far as it is, and ends; then it is handed in, and others go on with it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +67,7 @@ class Drops:
 
 ASK_WAIT_S = 10.0  # How long the learner may hold a request for leases open
 AHEAD_WAIT_S = 1.0  # The same if no place was free: a place that becomes free meanwhile should not stay empty
+GIVE_UP_S = 2.0  # In which an engine draws another token, unless it reads a long prompt
 FAREWELL_S = 3.0  # Time limit for handing over answers, and leases: a leaving node does not wait for a dead learner
 MIN_BEAT_S = 0.2  # A learner may ask for at most five beats a second
 AGAIN_S = 1.0  # Pause before reading unreadable weights again: a catch-up repairs them meanwhile
@@ -95,10 +97,11 @@ class Ending:
         self.asked, self.up = asyncio.Event(), asyncio.Event()
 
     def ask(self, grace_s: float) -> None:
-        """Ask for the end within `grace_s`; what was asked for before holds if it is sooner."""
+        """Ask for the end within `grace_s`, the time to hand over included; what was asked for before holds if it is
+        sooner."""
         self.asked.set()
-        if grace_s > 0:
-            asyncio.get_running_loop().call_later(grace_s, self.up.set)
+        if (drain_s := grace_s - GIVE_UP_S - FAREWELL_S) > 0:
+            asyncio.get_running_loop().call_later(drain_s, self.up.set)
         else:
             self.up.set()
 
@@ -164,6 +167,8 @@ class Session:
                 if not self._over.is_set() and not ending.up.is_set():
                     # A run that is over takes nothing more.
                     await unless_stopped(ending.up, unless_stopped(self._over, self._drain()))
+                if not self._over.is_set():
+                    await self._give_up()
                 for task in drawing:
                     task.cancel()
                 await asyncio.wait(drawing)
@@ -272,7 +277,7 @@ class Session:
             said = [refused(one) for one in answers]
         verdicts = verdicts_of(answers, said)
         self._status.verdicts.update(verdicts.values())
-        accepted = (one.rollout.length for one in answers if verdicts.get(one.sample) == "accepted")
+        accepted = (one.rollout.length for one in answers if verdicts.get(one.sample) in ("accepted", "handed"))
         self._status.accepted_tokens += sum(accepted)
         return said
 
@@ -351,6 +356,19 @@ class Session:
             await self._feed.idle()
         await self._answers.join()
 
+    async def _give_up(self) -> None:
+        """Have the engine end what is under way, so that others go on with it."""
+        if self._feed is None or not (running := self._feed.running):
+            return
+        self._feed.take_back()
+        told = asyncio.create_task(self._engine.give_up())
+        told.add_done_callback(lambda done: done.cancelled() or done.exception())  # An engine that hangs is ended
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_UP_S):
+                await self._feed.idle()
+        if given_up := running - self._feed.running:
+            self._say(f"samples under way are given up: {given_up}; others go on with them")
+
     async def _hand_in_rest(self) -> None:
         """Let finished samples be submitted, and say if some were not."""
         if self._feed is not None and self._feed.running:
@@ -384,10 +402,10 @@ def refused(answer: Answer) -> Stepped:
 
 def verdicts_of(answers: Iterable[Answer], said: Iterable[Stepped]) -> dict[SampleName, str]:
     """Return the verdicts. The learner accepts the report of a failed generation; here it counts as "failed", so that
-    an engine that only fails is noticed."""
-    failed = {one.sample for one in answers if one.rollout.finish == "failed"}
-    verdicts = {(one.group_id, one.index): one.verdict for one in said}
-    return {
-        sample: "failed" if verdict == "accepted" and sample in failed else verdict
-        for sample, verdict in verdicts.items()
-    }
+    an engine that only fails is noticed. A part of a completion counts as "handed"."""
+    finishes = {one.sample: one.rollout.finish for one in answers}
+    verdicts: dict[SampleName, str] = {(one.group_id, one.index): one.verdict for one in said}
+    for sample, verdict in verdicts.items():
+        if verdict == "accepted" and finishes.get(sample) in ("failed", "handed"):
+            verdicts[sample] = finishes[sample]
+    return verdicts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,6 @@ from swarm.learner.policy import PROBE_ERROR
 from swarm.models.device import SMALL_MODEL_PARAMETERS, pick_device
 from swarm.models.draws import gumbel
 from swarm.sampler.engine import (
-    TIME_LIMIT,
     Generate,
     Generated,
     Install,
@@ -33,11 +33,10 @@ from swarm.sampler.engine import (
     Started,
     Told,
     drawn,
-    failed,
 )
 from swarm.sampler.growing import can_grow, grow
 from swarm.sampler.room import reckon
-from swarm.sampler.stopping import StopStrings, load_tokenizer
+from swarm.sampler.stopping import StopStrings, handed, load_tokenizer
 from swarm.sampler.weights import (
     build_model,
     changed_items,
@@ -62,6 +61,7 @@ class TransformersEngine:
         self._version: VersionId | None = None
         self.held_sums: list[int] = []
         self._directory = ""
+        self._is_given_up = threading.Event()
         self._takes_filling: bool | None = None  # Whether prompts of other lengths may share a batch; not known yet
 
     def start(self, command: Start, progress: Told) -> Started:
@@ -171,6 +171,8 @@ class TransformersEngine:
             return draw.drawn(logits, rows).argmax(-1)
 
         def ended(completions: torch.Tensor) -> torch.Tensor:
+            if self._is_given_up.is_set():
+                return torch.ones(len(completions), dtype=torch.bool, device=device)
             stopped = torch.isin(completions[:, -1], stops)
             return stopped | stopping.reached(completions) if stopping else stopped
 
@@ -186,7 +188,9 @@ class TransformersEngine:
         pad = rules.stop_token_ids[0] if rules.stop_token_ids else 0
         fills = [width - len(job.prompt_token_ids) for job in jobs]
         ids = [[*[pad] * fill, *job.prompt_token_ids] for job, fill in zip(jobs, fills, strict=True)]
-        criteria = [lambda ids, scores, **_: stopping.reached(ids[:, width:])] if stopping else []
+        criteria = [self._given_up]
+        if stopping:
+            criteria.append(lambda ids, scores, **_: stopping.reached(ids[:, width:]))
         output: torch.Tensor = self._model.generate(
             torch.tensor(ids, device=device),
             attention_mask=torch.tensor([[0] * fill + [1] * (width - fill) for fill in fills], device=device),
@@ -202,6 +206,12 @@ class TransformersEngine:
         )
         return output[:, width:]
 
+    def _given_up(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.full((len(ids),), self._is_given_up.is_set(), device=ids.device)
+
+    def give_up(self) -> None:
+        self._is_given_up.set()
+
     def _is_filling_harmless(self) -> bool:
         """Try it: layers that keep a state may read what fills a prompt up on the left, and give it other logits."""
         ids, found = torch.arange(5, device=self._model.device)[None], []
@@ -212,9 +222,11 @@ class TransformersEngine:
         return bool((found[0] - found[1]).abs().max() <= PROBE_ERROR[self._model.dtype])
 
     def _stopping(self, jobs: list[Job]) -> StopsRows | None:
-        if not (stops := jobs[0].rules.stop):
-            return None
-        return StopsRows(StopStrings(load_tokenizer(self._directory), stops), len(jobs))
+        stops = self._stops_of(jobs[0])
+        return StopsRows(stops, len(jobs)) if stops is not None else None
+
+    def _stops_of(self, job: Job) -> StopStrings | None:
+        return StopStrings(load_tokenizer(self._directory), job.rules.stop) if job.rules.stop else None
 
     def _sampled(self, job: Job, token_ids: list[int], logprobs: list[float], end: int | None) -> Sampled:
         """Cut the completion. `end` is the number of tokens after which a stop string was reached."""
@@ -222,9 +234,9 @@ class TransformersEngine:
         stops = job.rules.stop_token_ids
         length = next((i + 1 for i, token in enumerate(token_ids[:end]) if token in stops), end or len(token_ids))
         finish: Finish = "stop" if token_ids[length - 1] in stops or length == end else "length"
-        if finish == "length" and length < job.rules.max_new_tokens:
-            return failed(TIME_LIMIT)
         spans = (Span(version=self._version, start=0, end=length),)
+        if finish == "length" and length < job.rules.max_new_tokens:
+            return handed(token_ids[:length], logprobs[:length], spans, self._stops_of(job))
         return drawn(token_ids[:length], logprobs[:length], spans, finish)
 
 
@@ -241,6 +253,8 @@ class Blocking(Protocol):
     def install(self, command: Install, progress: Told) -> Proof | NotInstalled: ...
 
     def generate(self, command: Generate, progress: Told) -> Generated: ...
+
+    def give_up(self) -> None: ...
 
 
 class Threaded:
@@ -275,6 +289,9 @@ class Threaded:
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
         return await self._run(self._engine.generate, command, progress)
+
+    def give_up(self) -> None:
+        self._engine.give_up()
 
     async def _run(self, call: Callable[..., R], *arguments: Any) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)

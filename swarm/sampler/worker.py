@@ -22,6 +22,8 @@ from swarm.sampler.engine import (
     EngineOptions,
     Generate,
     Generated,
+    GivenUp,
+    GiveUp,
     Install,
     Installed,
     Job,
@@ -269,6 +271,10 @@ class EngineWorker:
     async def generate(self, jobs: Sequence[Job]) -> Generated:
         """Draw one sample, or in lockstep a batch."""
         return await self._child.call(Generate(jobs=tuple(jobs)), Generated)
+
+    async def give_up(self) -> None:
+        """Have samples under way end with what they have."""
+        await self._child.call(GiveUp(), GivenUp)
 
     def check_fits(self, leases: list[Lease]) -> None:
         """Raise UserError if a sample is longer than this engine can draw. Submitting it as failed would spoil its

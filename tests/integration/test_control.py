@@ -110,7 +110,7 @@ def test_a_signal_leaves_time_for_what_ends_soon_and_a_second_one_does_not(swarm
     events = len(learner.events())
     once.signal(signal.SIGTERM)
     assert once.wait() == 0
-    assert once.says("samples under way are handed back: 8; others draw them")
+    assert once.says("samples under way are given up: 8; others go on with them")
     assert not (swarm.directory / "state-once" / SOCKET).exists()
     twice = slow(swarm, learner, "--grace", "3600", name="twice")
     twice.signal(signal.SIGTERM)

@@ -18,7 +18,7 @@ from swarm.net.client import PeerClient, guard, session_route
 from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
 from swarm.sampler.client import RolloutClient
 from swarm.sampler.engine import EngineOptions, Started
-from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, Ending, SamplerStatus, Session
+from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, FAREWELL_S, GIVE_UP_S, Ending, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker
 from swarm.types import Address
@@ -419,7 +419,7 @@ async def test_an_engine_that_takes_samples_by_themselves_is_fed_as_its_places_b
 async def test_of_an_engine_that_takes_samples_by_themselves_all_are_handed_back_that_did_not_begin(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler.grace_s = 0.1
+    sampler.grace_s = GIVE_UP_S + FAREWELL_S + 0.1
     sampler.continuous = True
     sampler.module = "tests.integration.hanging_engine"
     monkeypatch.setenv(VARIABLE, "one sample")

@@ -97,6 +97,16 @@ class PlaneMachine(RuleBasedStateMachine):
         self.sent.append((node, lease, make))
         self.perform(self.plane.submit(node, lease, make))
 
+    @precondition(lambda self: self.hands)
+    @rule(which=PICK, tokens=st.integers(1, 2))
+    def hand_over(self, which: int, tokens: int) -> None:
+        """The first tokens of a sample, which another is to go on with. They differ from part to part."""
+        node, lease, spec = self.hands.pop(which % len(self.hands))
+        version, drawn = self.installed[node].version, [3 + len(self.sent) % 90] * tokens
+        part = rollout(group_id=lease.group_id, index=spec.index, version=version, tokens=drawn, finish="handed")
+        self.sent.append((node, lease, part))
+        self.perform(self.plane.submit(node, lease, part))
+
     @rule(node=NODES)
     def finish_everything(self, node: NodeId) -> None:
         """So that whole batches come about."""

@@ -56,6 +56,10 @@ def test_a_named_swarm_takes_all_its_steps_and_measures_the_last_version(name: s
     assert figures.evaluations >= 2
 
 
+def test_of_what_samplers_had_begun_when_they_left_nothing_is_lost() -> None:
+    assert run("polite", 0).verdicts["handed"] > 10
+
+
 @pytest.mark.parametrize("name", ["sequential-one", "sequential-three", "lossy-sequential", "period-1"])
 def test_with_a_bound_of_zero_every_batch_is_of_the_newest_version(name: str) -> None:
     assert run(name, 0).staleness_max == 0

@@ -337,7 +337,7 @@ class Index:
         ]
         self._many("INSERT INTO rollouts(number, idx, node, oldest, tokens, finish, digest) VALUES {}", rows)
         self._many("INSERT INTO payloads VALUES {}", payloads)
-        self._end_episodes([(e.number, e.rollout.index) for e in entries if e.rollout.turns])
+        self._end_episodes([(e.number, e.rollout.index) for e in entries if e.rollout.turns or e.rollout.spans[0].node])
 
     def _return(self, entry: RolloutReturned) -> None:
         if self._end_episodes([(entry.number, entry.index)]) > 0:

@@ -9,7 +9,7 @@ from swarm.rollout.messages import Refusal
 from swarm.rollout.plane.episodes import Episode
 from swarm.rollout.plane.groups import Group
 from swarm.rollout.plane.rules import is_fresh
-from swarm.types import GroupId, Lease, NodeId, Prompt, Rollout, Score, Verdict
+from swarm.types import GroupId, Lease, NodeId, Observed, Prompt, Rollout, Score, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The verdict on one submitted rollout. `counted_as` is the verdict, with two exceptions: "failed" if the accepted
-    answer says that generation failed, and "bound_lowered" if a stale rollout is fresh under its group's opening bound.
+    """The verdict on one submitted rollout. `counted_as` is the verdict, with these exceptions: "failed" if the
+    accepted answer says that generation failed, "handed" if it is a part of one, and "bound_lowered" if a stale rollout
+    is fresh under its group's opening bound.
     """
 
     rollout_id: str
@@ -176,11 +177,18 @@ def turn_taken(group: Group, episode: Episode) -> list[Effect]:
     return [TurnTaken(number=group.order, turn=episode.turn - 1, node=node, drawn=drawn, said=episode.said)]
 
 
+def part_taken(group: Group, part: Rollout, node: NodeId, *, at: int) -> list[TurnTaken]:
+    """Return the record of a part that `node` has handed over: a turn whose number is the token `at` which it
+    begins."""
+    is_recorded = group.purpose == "train"
+    return [TurnTaken(number=group.order, turn=at, node=node, drawn=part, said=Observed())] if is_recorded else []
+
+
 def returned(group: Group, index: int) -> list[RolloutReturned]:
     """Return the record of giving up a sample's answer, or the turns of its episode, if any of that was recorded."""
     sample = group.samples[index]
     turns = sample.episode.turn - sample.episode.thinking if sample.episode is not None else 0
-    is_recorded = group.purpose == "train" and (sample.rollout is not None or turns > 0)
+    is_recorded = group.purpose == "train" and (bool(sample.rollout or sample.begun) or turns > 0)
     return [RolloutReturned(number=group.order, index=index)] if is_recorded else []
 
 

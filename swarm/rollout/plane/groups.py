@@ -5,6 +5,7 @@ A group is one prompt and G samples. Each sample is *waiting* (nobody works on i
 
     waiting -> leased       grant
     leased  -> waiting      the node released or failed it, was silent for three beats, no longer names it, or is late
+    leased  -> waiting      the node handed over what it has of it (begun.py)
     leased  -> answered     an answer was accepted; a waiting sample may be answered too, by a node thought silent
     answered -> scored      its reward arrived
     answered -> waiting     the answer cannot count (its seed does not draw it, its node was caught): it is drawn again
@@ -29,6 +30,7 @@ from dataclasses import dataclass, field
 from swarm.bounded import Bounded
 from swarm.rollout.journal.entries import GroupOpened, RecordedLease, SamplesLeased
 from swarm.rollout.messages import LEASE_REPLY_BYTES
+from swarm.rollout.plane.begun import begun_name, joined
 from swarm.rollout.plane.episodes import Episode, EpisodeRules
 from swarm.rollout.plane.nodes import UNPROVEN_HELD, Nodes
 from swarm.rollout.plane.rules import deadline
@@ -74,7 +76,7 @@ class Sample:
     """One sample of a group. `node` holds it while it is leased, `author` answered it. `attempt` counts how often it
     failed or was withdrawn, `failures` how often it failed since its last answer. `leased_to` names all nodes that it
     was leased to, each with the last attempt. `measured`: so is the class of engine that holds or drew it. `episode` is
-    the attempt under way, if the task has turns."""
+    the attempt under way, if the task has turns; `begun` is what was handed over of a completion."""
 
     seed: int
     attempt: int = 0
@@ -88,6 +90,7 @@ class Sample:
     failed_by: set[NodeId] = field(default_factory=set)
     measured: bool = True
     episode: Episode | None = None
+    begun: Rollout | None = None
 
     @property
     def waiting(self) -> bool:
@@ -95,8 +98,10 @@ class Sample:
 
     @property
     def turn(self) -> int:
-        """The number of the turn that is to be drawn."""
-        return self.episode.turn if self.episode else 0
+        """The number of the turn that is to be drawn, or the name of the tokens that a completion goes on from."""
+        if self.episode is not None:
+            return self.episode.turn
+        return begun_name(self.begun.token_ids) if self.begun is not None else 0
 
     @property
     def is_settled(self) -> bool:
@@ -104,16 +109,23 @@ class Sample:
         return self.score is not None or (self.rollout is None and not (self.episode and self.episode.thinking))
 
     @property
+    def is_begun(self) -> bool:
+        """Whether its lease is to carry more than the group's prompt."""
+        return self.begun is not None or (self.episode is not None and self.episode.begun)
+
+    @property
     def oldest(self) -> int | None:
         """The version number of its oldest token so far."""
-        if self.rollout is not None:
-            return self.rollout.oldest
+        drawn = self.rollout or self.begun
+        if drawn is not None:
+            return drawn.oldest
         return self.episode.oldest if self.episode else None
 
     @property
     def authors(self) -> set[NodeId]:
         """Who drew what it has so far."""
-        drew = {NodeId(turn.node) for turn in self.rollout.turns} if self.rollout else set()
+        drawn = self.rollout or self.begun
+        drew = {NodeId(turn.node) for turn in drawn.turns_by(self.author or "")} if drawn else set()
         drew |= set(self.episode.nodes) if self.episode and self.rollout is None else set()
         return drew | ({self.author} if self.author is not None else set())
 
@@ -266,10 +278,10 @@ class LeaseTable(Nodes):
 
     def claim(self, group: Group, node: NodeId, capacity: int, *, now: float, max_tokens: int) -> list[Lease]:
         """Lease up to `capacity` waiting samples of `group` to `node`, which the table must know, with up to
-        `max_tokens` of prompts and streams: in one lease all that have not begun, each episode under way in its own."""
+        `max_tokens` of prompts and streams: in one lease all that have not begun, each other in its own."""
         most = max(0, min(capacity, self._left_for(group, node)))
         waiting = [i for i, one in enumerate(group.samples) if one.waiting and self._may_try(node, one, now)][:most]
-        begun = [i for i in waiting if (episode := group.samples[i].episode) is not None and episode.begun]
+        begun = [i for i in waiting if group.samples[i].is_begun]
         leases: list[Lease] = []
         for indices in ([i for i in waiting if i not in begun], *([i] for i in begun)):
             if indices and max_tokens > 0:
@@ -293,12 +305,14 @@ class LeaseTable(Nodes):
             if group.samples[index].waiting and self.hear(node, now=heard_at):
                 self._hold(group, index, node, due)
 
-    def answer(self, group: Group, rollout: Rollout, node: NodeId) -> None:
-        """Take `rollout` as the answer to its sample, unless there is one already."""
+    def answer(self, group: Group, rollout: Rollout, node: NodeId) -> Rollout:
+        """Take `rollout` as the answer to its sample, or the end of it, unless there is one already. Return it with
+        what was handed over before."""
         sample = group.samples[rollout.index]
         if sample.rollout is not None:
-            return
+            return sample.rollout
         self._end_wait(group, rollout.index)
+        rollout, sample.begun = joined(sample.begun, rollout) if sample.begun is not None else rollout, None
         if not rollout.turns:
             self._credit(node, rollout.length)
         sample.rollout, sample.author = rollout, node
@@ -310,6 +324,17 @@ class LeaseTable(Nodes):
         group.oldest_answer = oldest if group.oldest_answer is None else min(oldest, group.oldest_answer)
         self._age(group, 1)
         self._rank(group)
+        return rollout
+
+    def hand_over(self, group: Group, part: Rollout, node: NodeId) -> int:
+        """Take a part of a completion that `node` has given up, and have others draw the rest. Return where it begins,
+        in tokens."""
+        sample = group.samples[part.index]
+        start = sample.begun.length if sample.begun is not None else 0
+        sample.begun = joined(sample.begun, part, node)
+        sample.failures, sample.failed_by = 0, set()
+        self.release(node, group.group_id, part.index)
+        return start
 
     def take_turn(self, group: Group, rollout: Rollout, node: NodeId) -> Episode:
         """Take `rollout` as a turn of its sample's episode, which `node` holds from now on, even if it was thought
@@ -342,7 +367,7 @@ class LeaseTable(Nodes):
         self._take_back(group, index)
         sample.attempt += 1
         was_waiting = sample.waiting
-        sample.rollout = sample.author = sample.score = None
+        sample.rollout = sample.author = sample.score = sample.begun = None
         sample.measured = True
         answers = [one.rollout.oldest for one in group.samples if one.rollout is not None]
         group.answered = len(answers)
@@ -450,7 +475,7 @@ class LeaseTable(Nodes):
             sample.leased_to[node] = sample.attempt
             self._hold(group, index, node, now + limit_s + LEASE_SLACK_S)
             specs.append(SampleSpec(index=index, seed=sample.seed, attempt=sample.attempt))
-        episode = group.samples[indices[0]].episode
+        episode, begun = group.samples[indices[0]].episode, group.samples[indices[0]].begun
         return Lease(
             purpose=group.purpose,
             group_id=group.group_id,
@@ -460,6 +485,7 @@ class LeaseTable(Nodes):
             min_version=group.min_version,
             time_limit_s=limit_s,
             episode=episode.progress(group.episodes) if episode is not None and group.episodes is not None else None,
+            begun=begun.token_ids if begun is not None else b"",
         )
 
     def _hold(self, group: Group, index: int, node: NodeId, due: float) -> None:
@@ -553,4 +579,4 @@ def sample_seed(run_seed: int, group_id: GroupId, index: int) -> int:
 def tokens_of(lease: Lease) -> int:
     """Return how many tokens a lease carries."""
     streams = lease.episode.streams if lease.episode is not None else ()
-    return len(lease.prompt_token_ids) + sum(map(len, streams)) // 4
+    return len(lease.prompt_token_ids) + sum(map(len, (lease.begun, *streams))) // 4

@@ -60,6 +60,7 @@ from swarm.rollout.plane.effects import (
     StepWanted,
     beginnings,
     dropped,
+    part_taken,
     returned,
     score_wanted,
     step_wanted,
@@ -214,9 +215,9 @@ class RolloutPlane:
         rollout = answer.rollout
         group = self.leased.group(rollout.group_id)
         verdict, detail = self._judge(node, answer, group, fault)
-        failed, oldest, counted_as = rollout.finish == "failed", rollout.oldest, str(verdict)
-        if verdict == "accepted" and failed:
-            counted_as = "failed"
+        oldest, counted_as = rollout.oldest, str(verdict)
+        if verdict == "accepted" and rollout.finish in ("failed", "handed"):
+            counted_as = rollout.finish
         elif verdict == "stale" and group and oldest is not None and is_fresh(oldest, self.next_batch, group.bound):
             counted_as = "bound_lowered"
         judged = Judged(rollout_id=rollout.rollout_id, node=node, verdict=verdict, detail=detail, counted_as=counted_as)
@@ -226,12 +227,14 @@ class RolloutPlane:
                 self.leased.release(node, group.group_id, rollout.index, wrong_at=now if wrong else None)
             return [judged]
         assert group is not None
-        if failed:
+        if rollout.finish == "failed":
             return [judged, *self._failed(node, group, rollout, now=now)]
         if group.episodes is not None:
             episode = self.leased.take_turn(group, rollout, node)
             return [judged, step_wanted(group, rollout.index, episode)]
-        self.leased.answer(group, rollout, node)
+        if rollout.finish == "handed":
+            return [judged, *part_taken(group, rollout, node, at=self.leased.hand_over(group, rollout, node))]
+        rollout = self.leased.answer(group, rollout, node)
         if group.purpose == "ask":
             self.leased.close(group)
             return [judged, Answered(group_id=group.group_id, rollout=rollout)]
@@ -609,14 +612,15 @@ class RolloutPlane:
         return [*wanted, *(self._completed(group, is_judged=True) if group.complete else [])]
 
     def _restore_turns(self, group: Group, turns: Sequence[TurnTaken]) -> list[Effect]:
-        """Go on with the episodes that were under way. The program that plays one which `begins` has lost it."""
-        assert group.episodes is not None or not turns
-        if group.episodes is None or group.episodes.begins:
+        """Go on with what was under way. The program that plays an episode which `begins` has lost it."""
+        if group.episodes is not None and group.episodes.begins:
             lost = sorted({one.drawn.index for one in turns})
             return [RolloutReturned(number=group.order, index=index) for index in lost]
         for one in turns:
             episode = group.samples[one.drawn.index].episode
-            assert episode is not None
+            if group.episodes is None or episode is None:
+                self.leased.hand_over(group, one.drawn, one.node)
+                continue
             episode.take(one.node, one.drawn)
             episode.observe(one.said, group.episodes)
         return []
@@ -624,8 +628,8 @@ class RolloutPlane:
     def _judge(self, node: NodeId, answer: Answer, group: Group | None, fault: str | None) -> tuple[Verdict, str]:
         assert self.newest is not None
         rollout = answer.rollout
-        if (why := self.barred.get(node)) is not None:
-            return "barred", why
+        if node in self.barred:
+            return "barred", self.barred[node]
         oldest_known = next(iter(self._published), self.newest)
         for span in rollout.spans:
             # Nobody could draw again with a version that never was.
@@ -643,10 +647,9 @@ class RolloutPlane:
 
     def _failed(self, node: NodeId, group: Group, rollout: Rollout, *, now: float) -> list[Effect]:
         hopeless = self.leased.fail(node, group, rollout.index, now=now)
-        sample = group.samples[rollout.index]
         failed = GenerationFailed(node=node, rollout_id=rollout.rollout_id, reason=rollout.reason)
         # A question may ask what engines refuse, and no other sampler is to fail for it.
-        if not hopeless or (sample.failures < MAX_FAILURES and group.purpose != "ask"):
+        if not hopeless or (group.samples[rollout.index].failures < MAX_FAILURES and group.purpose != "ask"):
             return [failed]
         return [failed, *self._drop(group, "generation_failed")]
 

@@ -6,6 +6,7 @@ import math
 from array import array
 
 from swarm.rollout.messages import Answer
+from swarm.rollout.plane.begun import handing_fault
 from swarm.rollout.plane.groups import Group, Sample
 from swarm.rollout.plane.rules import is_fresh, staleness
 from swarm.types import NodeId, Rollout, Verdict, VersionId
@@ -40,13 +41,13 @@ def verdict_on(
         return "malformed", "this sample was not leased to this node"
     if sample.episode is not None and (answer.attempt < sample.episode.attempt or answer.turn > sample.turn):
         return "stale", "this episode has begun again"
-    if answer.turn < sample.turn:
+    if answer.turn != sample.turn:
         return "duplicate", "this turn is drawn"
     if sample.episode is not None and sample.episode.thinking:
         return "malformed", "its environment has not answered yet"
     if fault := _rules_fault(rollout, group, sample):
         return "malformed", fault
-    if rollout.finish == "failed" and (sample.node != node or not is_current(answer, group)):
+    if rollout.finish in ("failed", "handed") and (sample.node != node or not is_current(answer, group)):
         return "duplicate", "this failure is known, or this node does not hold the sample any more"
     oldest = rollout.oldest
     if any(span.version > newest or span.version.version > newest.version for span in rollout.spans):
@@ -70,7 +71,7 @@ def token_fault(rollout: Rollout, vocab_size: int) -> str:
     """Return what is wrong with the tokens of a rollout, whatever it answers; "" if nothing is."""
     if rollout.finish == "failed":
         return "" if not (rollout.token_ids or rollout.spans) else "a failed generation carries no tokens"
-    if rollout.turns or rollout.seats:
+    if rollout.turns or rollout.seats or any(span.node for span in rollout.spans):
         return "an answer is drawn in one go"
     length, ragged = divmod(len(rollout.token_ids), 4)
     if ragged or length == 0:
@@ -91,6 +92,13 @@ def _rules_fault(drawn: Rollout, group: Group, sample: Sample) -> str:
     if group.episodes is not None and sample.episode is not None:
         rules = sample.episode.said.limits.on(rules)
         most = min(rules.max_new_tokens, sample.episode.tokens_left(group.episodes))
+    if sample.begun is not None:
+        most -= sample.begun.length
+    if drawn.finish == "handed":
+        if sample.episode is not None or drawn.length >= most:
+            return "a turn, or all of a completion, is handed over"
+        if fault := handing_fault(drawn, sample.begun, rules.stop_token_ids):
+            return fault
     if drawn.length > most:
         return f"{drawn.length} tokens are more than the lease's {most}"
     # With stop strings, any token may have completed one. Checking texts is left to rewards.

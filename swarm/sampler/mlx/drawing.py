@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
-from swarm.sampler.engine import TIME_LIMIT, Job, Sampled, Told, drawn, failed
+from swarm.sampler.engine import Job, Sampled, Told, drawn
 from swarm.sampler.mlx.draws import gumbel
-from swarm.sampler.stopping import StopStrings
+from swarm.sampler.stopping import StopStrings, handed
 from swarm.types import Finish, Span, VersionId
 
 PREFILL_TOKENS = 16_384  # Of all prompts read in one step: as many as mlx-lm allows for its eight
@@ -41,9 +41,9 @@ class GrowingRow:
         return self.finish != "failed"
 
     def sampled(self, version: VersionId) -> Sampled:
-        if self.finish == "failed":
-            return failed(TIME_LIMIT)
         spans = (Span(version=version, start=0, end=len(self.token_ids)),)
+        if self.finish == "failed":
+            return handed(self.token_ids, self.logprobs, spans, self.stops)
         return drawn(self.token_ids, self.logprobs, spans, self.finish)
 
 
@@ -67,7 +67,15 @@ class Drawing:
     at once; it is lazy, so it is computed only if a row is drawn.
     """
 
-    def __init__(self, module: Any, rows: Sequence[GrowingRow], places: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        module: Any,
+        rows: Sequence[GrowingRow],
+        places: int,
+        vocab_size: int,
+        is_given_up: Callable[[], bool],
+    ) -> None:
+        self._is_given_up = is_given_up
         places = min(len(rows), places)
         self._vocab_size = vocab_size
         self._noise: Any = None
@@ -105,7 +113,8 @@ class Drawing:
         return steps
 
     def _drop_late(self, spent_s: float) -> None:
-        if late := [uid for uid, row in self._alive.items() if spent_s >= row.job.time_limit_s]:
+        end = self._is_given_up()
+        if late := [uid for uid, row in self._alive.items() if end or spent_s >= row.job.time_limit_s]:
             self._generator.remove(late)
             self._alive = {uid: row for uid, row in self._alive.items() if uid not in late}
 

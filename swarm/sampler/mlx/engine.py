@@ -6,6 +6,7 @@ in the first rollouts and tells the sampler by how much its log-probs are off.
 
 from __future__ import annotations
 
+import threading
 import time
 
 import mlx.core as mx
@@ -41,6 +42,7 @@ class MlxEngine:
         self._version: VersionId | None = None
         self.held_sums: tuple[int, ...] = ()
         self._directory = ""
+        self._is_given_up = threading.Event()
 
     def start(self, command: Start, progress: Told) -> Started:
         options = command.options
@@ -89,7 +91,11 @@ class MlxEngine:
         return "sums" if self._started.precision == "none" else "rounding"
 
     def _drawing(self, rows: list[GrowingRow]) -> Drawing:
-        return Drawing(self._model.module, rows, self._started.places, self._vocab_size)
+        given_up = self._is_given_up.is_set
+        return Drawing(self._model.module, rows, self._started.places, self._vocab_size, given_up)
+
+    def give_up(self) -> None:
+        self._is_given_up.set()
 
     def generate(self, command: Generate, progress: Told) -> Generated:
         assert self._version is not None

@@ -32,6 +32,7 @@ from swarm.sampler.engine import (
 )
 from swarm.sampler.proving import Reference
 from swarm.sampler.room import reckon
+from swarm.sampler.stopping import StopStrings, handed, load_tokenizer
 from swarm.sampler.vllm import adapters, rounding
 from swarm.sampler.vllm import versions as vllm_versions
 from swarm.sampler.vllm.swap import CALL_S, UNPROVEN, Swaps, last, limited
@@ -53,6 +54,7 @@ class VllmEngine:
         self._places = 0
         self._requests = 0
         self._running: dict[str, str] = {}
+        self._is_given_up = False
         self._progress: Told = lambda: None
 
     async def start(self, command: Start, progress: Told) -> Started:
@@ -136,13 +138,15 @@ class VllmEngine:
         if output is None or not output.finished:
             return failed(fault or "vLLM gave no answer"), 0
         completion = output.outputs[0]
-        sampled = failed(fault) if fault else _sampled(swaps, job, completion, adapter.version)
+        stops = StopStrings(load_tokenizer(self._directory), job.rules.stop) if job.rules.stop else None
+        ended = fault and fault != TIME_LIMIT
+        sampled = failed(fault) if ended else _sampled(swaps, job, completion, adapter.version, stops)
         return sampled, len(completion.token_ids)
 
     def _why_not(self, job: Job) -> str:
         """Return why vLLM cannot draw this job as the lease says, or "" if it can."""
         model = self._config.model_config
-        if job.time_limit_s <= 0:
+        if job.time_limit_s <= 0 or self._is_given_up:
             return TIME_LIMIT
         if len(job.prompt_token_ids) + job.rules.max_new_tokens > model.max_model_len:
             wanted = f"{len(job.prompt_token_ids)} prompt tokens and {job.rules.max_new_tokens} new ones"
@@ -160,6 +164,10 @@ class VllmEngine:
             # If the core is gone, the request ends by itself with that error.
             asyncio.ensure_future(self._engine.abort(request)).add_done_callback(_retrieve)
 
+    def give_up(self) -> None:
+        self._is_given_up = True
+        self._give_up_all(TIME_LIMIT)
+
     def _give_up_all(self, fault: str, requests: set[str] | None = None) -> None:
         for request in list(self._running if requests is None else requests):
             self._give_up(request, fault)
@@ -170,7 +178,7 @@ class VllmEngine:
         return await self._swaps.install(command, progress)
 
 
-def _sampled(swaps: Swaps, job: Job, completion: Any, adapter: VersionId | None) -> Sampled:
+def _sampled(swaps: Swaps, job: Job, completion: Any, adapter: VersionId | None, stops: StopStrings | None) -> Sampled:
     token_ids, logprobs = list(completion.token_ids), vllm_versions.drawn_logprobs(completion)
     whole = () if adapter is None else (Span(version=adapter, start=0, end=len(token_ids)),)
     spans = whole or vllm_versions.version_spans(completion)
@@ -178,6 +186,8 @@ def _sampled(swaps: Swaps, job: Job, completion: Any, adapter: VersionId | None)
         return failed("vLLM's account of its tokens has a gap")
     if swaps.touched(spans):
         return failed(UNPROVEN)
+    if completion.finish_reason == "abort":
+        return handed(token_ids, logprobs, spans, stops)
     stopped = token_ids[-1] in job.rules.stop_token_ids or (bool(job.rules.stop) and completion.finish_reason == "stop")
     if not stopped and len(token_ids) != job.rules.max_new_tokens:
         return failed(f"vLLM ended it after {len(token_ids)} tokens: {completion.finish_reason}")

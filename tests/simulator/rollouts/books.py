@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from swarm.rollout.journal.entries import RecordedGroup
-from swarm.types import Lease, NodeId, Purpose, Rollout
+from swarm.types import Lease, NodeId, Purpose, Rollout, Span
 from tests.simulator.rollouts.ledger import Ledger
 
 Holding = frozenset[tuple[str, int]]
@@ -23,6 +23,7 @@ class Entry:
     size: int
     holders: dict[int, NodeId] = field(default_factory=dict)
     rollouts: dict[int, Rollout] = field(default_factory=dict)
+    begun: dict[int, Rollout] = field(default_factory=dict)
     scored: dict[int, float] = field(default_factory=dict)
     failures: Counter[int] = field(default_factory=Counter)
     attempts: Counter[int] = field(default_factory=Counter)
@@ -49,9 +50,31 @@ def oldest_of(rollout: Rollout) -> int:
     return min(span.version.version for span in rollout.spans)
 
 
+def followed(before: Rollout | None, part: Rollout, node: str = "") -> Rollout:
+    """A part after what others drew before it, token by token."""
+    spans = list(before.spans) if before is not None else []
+    spans += [
+        Span(version=span.version, start=span.start + start, end=span.end + start, node=node)
+        for start in [before.length if before is not None else 0]
+        for span in part.spans
+    ]
+    drew = [before, part] if before is not None else [part]
+    return Rollout(
+        group_id=part.group_id,
+        index=part.index,
+        token_ids=b"".join(one.token_ids for one in drew),
+        logprobs=b"".join(one.logprobs for one in drew),
+        spans=tuple(spans),
+        finish=part.finish,
+    )
+
+
 def entry_of(group: RecordedGroup, size: int) -> Entry:
     """The books on a group that was found again: who was last given a sample that is not answered has it still."""
     answered = {found.rollout.index: found for found in group.rollouts}
+    begun: dict[int, Rollout] = {}
+    for turn in group.turns:
+        begun[turn.drawn.index] = followed(begun.get(turn.drawn.index), turn.drawn, turn.node)
     attempts = Counter[int]()
     for one in group.leases:
         attempts[one.index] = max(attempts[one.index], one.attempt)
@@ -62,6 +85,7 @@ def entry_of(group: RecordedGroup, size: int) -> Entry:
         size=size,
         holders={one.index: one.node for one in group.leases if one.index not in answered},
         rollouts={index: found.rollout for index, found in answered.items()},
+        begun=begun,
         attempts=attempts,
         scored={index: found.score.reward for index, found in answered.items() if found.score is not None},
     )
@@ -122,7 +146,14 @@ class Books:
         """True if the sample did not fail and was not withdrawn since the lease was given."""
         entry = self.groups.get(rollout.group_id)
         attempts = {spec.index: spec.attempt for spec in lease.samples}
-        return entry is not None and entry.attempts[rollout.index] == attempts[rollout.index]
+        if entry is None or self.begun_of(entry, rollout.index) != lease.begun:
+            return False
+        return entry.attempts[rollout.index] == attempts[rollout.index]
+
+    @staticmethod
+    def begun_of(entry: Entry, index: int) -> bytes:
+        """The tokens that were handed over of a sample that is not answered."""
+        return entry.begun[index].token_ids if index in entry.begun else b""
 
     def is_known(self, node: NodeId, lease: Lease, rollout: Rollout) -> bool:
         """True if there is an answer already, or if this failure was counted or is no longer the node's to tell."""
@@ -130,5 +161,6 @@ class Books:
         if entry is None:
             return rollout.group_id in self.closed
         current = entry.holders.get(rollout.index) == node and self.is_current(lease, rollout)
-        told = rollout.finish == "failed" and not current
-        return told or rollout.index in entry.rollouts
+        told = rollout.finish in ("failed", "handed") and not current
+        moved_on = self.begun_of(entry, rollout.index) != lease.begun
+        return told or moved_on or rollout.index in entry.rollouts

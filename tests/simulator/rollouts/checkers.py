@@ -7,7 +7,7 @@ comes out and never from the plane's tables or predicates, so that a mistake in 
     I1        a taken rollout's spans, read again, are no staler than the bound
     pacing    when a group is opened, the groups by deadline still fit into the batches to come
     leases    a sample is held by at most one node; only silence, its own word or an answer takes it away; a node on
-              standby gets none for training
+              standby gets none for training; a lease goes on exactly where the last part was handed over
     dynamic   a group is replaced only if it is whole and all its rewards are equal, and for a batch no more than that
               has; else a whole one without variance is left only where as many were replaced
     I3        a rollout is accepted once, trained once, and else is in a group that was dropped for a true reason
@@ -43,7 +43,7 @@ from swarm.rollout.plane.plane import MAX_FAILURES, RETURN_S
 from swarm.types import Lease, NodeId, Prompt, Rollout, Score, VersionId
 from tests.builders import answering
 from tests.simulator.breach import InvariantBreach
-from tests.simulator.rollouts.books import Books, Entry, Holding, oldest_of
+from tests.simulator.rollouts.books import Books, Entry, Holding, followed, oldest_of
 from tests.simulator.rollouts.ledger import Ledger
 from tests.simulator.rollouts.scenario import Scenario
 
@@ -343,6 +343,10 @@ class WatchedPlane:
         for spec in lease.samples:
             free = spec.index not in entry.holders and spec.index not in entry.rollouts
             self._require(free, "leases", f"sample {spec.index} of {what} is held or answered")
+            begun = self._books.begun_of(entry, spec.index)
+            self._require(
+                lease.begun == begun, "leases", f"sample {spec.index} of {what} does not go on from {begun!r}"
+            )
             entry.holders[spec.index] = node
 
     def _paced(self, due: int) -> None:
@@ -365,7 +369,13 @@ class WatchedPlane:
             entry.attempts[rollout.index] += 1
             del entry.holders[rollout.index]
             return
+        if rollout.finish == "handed":
+            self._require(entry.holders.get(rollout.index) == node, "I3", f"{rollout.rollout_id} was not {node}'s")
+            entry.begun[rollout.index] = followed(entry.begun.get(rollout.index), rollout, node)
+            del entry.holders[rollout.index]
+            return
         self._require(rollout.index not in entry.rollouts, "I3", f"{rollout.rollout_id} was accepted twice")
+        rollout = followed(entry.begun.pop(rollout.index, None), rollout)
         late = entry.purpose == "train" and self._late(oldest_of(rollout))
         self._require(not late, "I1", f"{rollout.rollout_id} was accepted though it is stale")
         entry.holders.pop(rollout.index, None)
@@ -378,7 +388,7 @@ class WatchedPlane:
             self.breach("I3", f"{group.group_id} is in batch {self._next_batch} but is not ready")
         for index, sample in enumerate(group.samples):
             rollout = sample.rollout
-            if rollout is None or rollout is not entry.rollouts.get(index):
+            if rollout is None or rollout != entry.rollouts.get(index):
                 self.breach("I3", f"sample {index} of {group.group_id} is not what was accepted")
             age = self._next_batch - oldest_of(rollout)
             self._require(

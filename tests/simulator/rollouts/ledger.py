@@ -109,12 +109,18 @@ class Ledger:
                 group.leases += [RecordedLease(index, entry.node, attempt) for index, attempt in entry.samples]
             case TurnTaken():
                 group, place = self._open(entry.number), (entry.drawn.index, entry.turn)
-                known = sum(one.drawn.index == place[0] for one in group.turns)
+                turns = [one.drawn for one in group.turns if one.drawn.index == place[0]]
+                known = sum(one.length for one in turns) if entry.drawn.finish == "handed" else len(turns)
                 self._require(place[0] not in group.rollouts and known == place[1], f"turn {place} is out of turn")
                 group.turns.append(entry)
             case RolloutAccepted():
                 group, index = self._open(entry.number), entry.rollout.index
                 self._require(index not in group.rollouts, f"{entry.rollout.rollout_id} is on record twice")
+                parts = b"".join(
+                    one.drawn.token_ids for one in group.turns if one.drawn.index == index and not entry.rollout.turns
+                )
+                goes_on = entry.rollout.token_ids.startswith(parts) and len(entry.rollout.token_ids) > len(parts)
+                self._require(goes_on, f"{entry.rollout.rollout_id} is not what was handed over")
                 group.rollouts[index] = (entry.node, entry.rollout)
                 group.turns = [one for one in group.turns if one.drawn.index != index]
             case RolloutReturned():

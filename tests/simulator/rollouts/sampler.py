@@ -27,11 +27,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from msgspec import structs
+
 from swarm.join.link import back_off_s
 from swarm.plan.simulate.world import World
 from swarm.rollout.plane.effects import Granted, Refused
-from swarm.sampler.session import ASK_WAIT_S
-from swarm.types import Lease, NodeId, Rollout, SampleSpec, Span, Verdict, VersionId
+from swarm.rollout.plane.episodes import part_of
+from swarm.sampler.session import ASK_WAIT_S, FAREWELL_S, GIVE_UP_S
+from swarm.types import Lease, NodeId, Rollout, SampleSpec, Span, Turn, Verdict, VersionId
 from tests.simulator.network import Network, Reply
 from tests.simulator.rollouts.books import Holding
 from tests.simulator.rollouts.learner import LEARNER, REPLY_BYTES, STARTING_S, Learner
@@ -92,6 +95,8 @@ class Sampler:
         self._asking = False
         self._queued: list[Lease] = []
         self._running: list[Lease] = []
+        self._drawing: list[tuple[Lease, Rollout, float]] = []
+        self._began_at = 0.0
         self._answers = disk.spool
         self._settled = False
         self._submitting = False
@@ -114,7 +119,8 @@ class Sampler:
         self._gone()
 
     def leave(self) -> None:
-        """Hand back what has not begun, let the running batch finish and be submitted, say farewell."""
+        """Hand back what has not begun, let the running batch finish and be submitted, or hand over what has come of
+        it, say farewell."""
         self._alive(self._leave)
 
     def _leave(self) -> None:
@@ -124,7 +130,7 @@ class Sampler:
         queued, self._queued = self._queued, []
         if queued:
             self._release(queued, leaving=False, then=_nothing, failed=_nothing)
-        self._later(GRACE_S, f"{self.node} stops draining", self._farewell)
+        self._later(GRACE_S - GIVE_UP_S - FAREWELL_S, f"{self.node} gives up", self._give_up)
         self._drained()
 
     # -- weights ---------------------------------------------------------------------------------------------
@@ -214,6 +220,8 @@ class Sampler:
         version = self.held
         assert version is not None
         answers = [(lease, self._rollout(lease, spec, took_s, version)) for lease, spec, took_s in jobs]
+        self._began_at = self._world.now
+        self._drawing = [(*answer, took_s) for answer, (_, _, took_s) in zip(answers, jobs, strict=True)]
         self._later(batch_s, f"{self.node} generated", lambda: self._generated(answers))
 
     def _generated(self, answers: Answers) -> None:
@@ -300,6 +308,22 @@ class Sampler:
             timeout_s=self._scenario.call_s,
         )
 
+    def _give_up(self) -> None:
+        """Hand over the first tokens of what runs; the rest of it is void with the farewell."""
+        parts: Answers = []
+        for lease, rollout, took_s in self._drawing if self._running else ():
+            share = (self._world.now - self._began_at) / took_s
+            tokens = min(rollout.length - 1, int(share * rollout.length))
+            if tokens > 0:
+                parts.append((lease, part_of(rollout, Turn(start=0, end=tokens))))
+        self._running = []
+        if parts:
+            handed = [(lease, structs.replace(part, finish="handed")) for lease, part in parts]
+            self._answers.append(handed)
+            self._submit()
+        self._later(FAREWELL_S, f"{self.node} waits no longer", self._farewell)
+        self._drained()
+
     def _drained(self) -> None:
         if self._leaving and not self._running and not self._answers:
             self._farewell()
@@ -309,8 +333,7 @@ class Sampler:
         if self._parting:
             return
         self._parting = True
-        running, self._running = self._running, []
-        self._release(running, leaving=True, then=self._gone, failed=self._gone)
+        self._release([], leaving=True, then=self._gone, failed=self._gone)
 
     def _gone(self) -> None:
         if self.alive:
@@ -412,7 +435,7 @@ class Sampler:
                 finish="failed",
                 reason="simulated",
             )
-        length = 1 + spec.seed % (MAX_NEW_TOKENS - 1)
+        length = 1 + spec.seed % (MAX_NEW_TOKENS - 1) - len(lease.begun) // 4
         return Rollout(
             group_id=lease.group_id,
             index=spec.index,

@@ -19,7 +19,7 @@ from swarm.learner.messages import Audited, AuditRollout
 from swarm.rollout.plane.effects import StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules, seat_seed
 from swarm.rollout.plane.groups import Group
-from swarm.types import NodeId, Observed, Span
+from swarm.types import NodeId, Observed, Score, Span
 from tests.builders import ALICE, BOB, STOP, answering, ask, ints, new_plane, rollout, submit_and_score, v
 
 EXACT = ErrorLimits(bias=0.0005, size=0.001, margin=0.0005, sum=1.0)
@@ -95,6 +95,19 @@ def episode_of(*nodes: NodeId, seats: Sequence[int] = (0,)) -> list[Group]:
         plane.observed(wanted.group_id, 0, wanted.episode, observed, now=0.0)
         plane.leave(node)  # Or its turn would be kept for it
     assert plane.can_take(now=0.0)
+    return plane.take()[0]
+
+
+def handed_over(*nodes: NodeId) -> list[Group]:
+    """A group of one completion, of which each node drew two tokens."""
+    plane = new_plane(groups=1, size=1)
+    for number, node in enumerate(nodes, 1):
+        (lease,) = ask(plane, node, 0, 1)
+        is_last = number == len(nodes)
+        tokens = (3 + number, STOP if is_last else 9)
+        drawn = rollout(group_id=lease.group_id, tokens=tokens, finish="stop" if is_last else "handed")
+        plane.submit(node, answering(lease, drawn), now=0.0)
+    plane.scored(lease.group_id, 0, Score(reward=1.0, exact=True))
     return plane.take()[0]
 
 
@@ -309,6 +322,30 @@ async def test_each_player_draws_from_a_seed_of_its_own_and_what_it_has_read_its
         ((7,), ints(5, STOP), seat_seed(seed, 1)),
         ((7, 5, STOP, 7), ints(7, STOP), seat_seed(seed, 1)),
     ]
+
+
+async def test_each_part_of_what_was_handed_over_is_drawn_again_after_all_that_stood_before(tmp_path: Path) -> None:
+    audits, (group,) = Audits(tmp_path), handed_over(ALICE, BOB, ALICE)
+    assert (await audits.auditing.audit(audits.auditing.select([group]))).caught == {}
+    ((_, asked),) = audits.asked
+    prompt, seed = group.prompt.token_ids, group.samples[0].seed
+    assert [(one.prompt_token_ids, one.token_ids, one.seed) for one in asked] == [
+        (prompt, ints(4, 9), seed),
+        ((*prompt, 4, 9, 5, 9), ints(6, STOP), seed),
+        ((*prompt, 4, 9), ints(5, 9), seed),
+    ]
+    assert (await audits.auditing.is_genuine(group, group.samples[0]))[0] is None, "which of them is to blame?"
+
+
+@pytest.mark.parametrize("liar", [ALICE, BOB])
+async def test_who_lies_in_a_part_that_it_drew_is_caught_alone(tmp_path: Path, liar: NodeId) -> None:
+    audits = Audits(tmp_path)
+    audits.lies = {ints(4, 9) if liar == ALICE else ints(5, STOP)}
+    caught: dict[NodeId, str] = {}
+    while not caught and len(audits.asked) < NEW_ROLLOUTS:
+        audits.auditing._seen.clear()
+        caught |= await audits.caught_in(handed_over(ALICE, BOB))
+    assert list(caught) == [liar]
 
 
 @pytest.mark.parametrize("liar", [ALICE, BOB])

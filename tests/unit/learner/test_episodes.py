@@ -12,6 +12,7 @@ import torch
 from msgspec import structs
 
 from swarm.learner import update
+from swarm.learner.advantages import row_of
 from swarm.learner.messages import Train, TrainerConfig, TrainGroup, TrainRollout
 from swarm.learner.policy import Policy
 from swarm.learner.trainer import Trainer
@@ -36,6 +37,18 @@ def rollouts() -> tuple[TrainRollout, ...]:
         logprobs = floats(*(CLAIMED if one else 0.0 for one in drawn))
         made.append(TrainRollout(token_ids=ints(*ids), logprobs=logprobs, reward=reward, staleness=0, turns=turns))
     return tuple(made)
+
+
+def test_of_a_completion_that_was_handed_over_each_token_is_claimed_by_who_drew_it() -> None:
+    parts = (Turn(start=0, end=2, node="alice"), Turn(start=2, end=3, node="bob"))
+    one = TrainRollout(token_ids=ints(3, 7, 2), logprobs=floats(-1, -2, -3), reward=1.0, staleness=0, sampler="bob")
+    alone, both = row_of(PROMPT, one), row_of(PROMPT, structs.replace(one, parts=parts))
+    assert (alone.samplers, both.samplers) == (("bob",), ("alice", "bob"))
+    assert both.drawn_by is not None
+    assert both.drawn_by.tolist() == [0, 0, 1]
+    for name in ("token_ids", "behaviour", "drawn"):
+        assert torch.equal(getattr(alone, name), getattr(both, name)), name
+    assert (alone.advantage, alone.prompt_tokens) == (both.advantage, both.prompt_tokens)
 
 
 def moved_trainer(

@@ -52,7 +52,7 @@ def test_each_rollout_is_a_row_with_all_that_is_known_of_it(run_dir: Path, tmp_p
         "completion": "é3+4+5+0",
         "token_ids": [3, 4, 5, 0],
         "logprobs": array("f", floats(-0.5, -0.5, -0.5, -0.5)).tolist(),
-        "spans": [{"incarnation": 0, "version": 0, "start": 0, "end": 4}],
+        "spans": [{"incarnation": 0, "version": 0, "start": 0, "end": 4, "node": ALICE}],
         "staleness": 2,
         "reward": 0.5,
         "exact": False,

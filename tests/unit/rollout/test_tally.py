@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from swarm.rollout import tally
 from swarm.rollout.journal.entries import RolloutAccepted
 from swarm.rollout.messages import Offer
 from swarm.rollout.plane.effects import Judged
-from swarm.types import NodeId, Verdict
-from tests.builders import ALICE, BOB, rollout
+from swarm.types import NodeId, Span, Verdict
+from tests.builders import ALICE, BOB, rollout, v
 
 
 def test_of_who_names_another_class_of_engine_than_before_none_is_known() -> None:
@@ -41,6 +43,22 @@ def test_of_two_processes_of_one_node_the_second_gives_way_and_a_restarted_one_d
     assert heard(0, 0) == [False, False], "a sampler of an older release does not say which it is"
     assert not known.is_elsewhere(BOB, 5)
     assert [known.is_elsewhere(BOB, life) for life in (6, 7, 5, 6, 7, 5)] == [False, False, False, True, True, False]
+
+
+def test_tokens_are_counted_for_who_drew_them() -> None:
+    class Watch:
+        def __init__(self) -> None:
+            self.told: dict[NodeId, list[int]] = {}
+
+        def accepted(self, node: NodeId, tokens: list[int]) -> None:
+            self.told[node] = tokens
+
+    watch, known = Watch(), tally.Tally()
+    spans = (Span(version=v(0), start=0, end=3, node=ALICE), Span(version=v(1), start=3, end=4))
+    two = [RolloutAccepted(number=0, node=BOB, rollout=one) for one in (rollout(), rollout(spans=spans))]
+    known.accepted(two, cast(Any, watch), now=0.0)
+    assert watch.told == {ALICE: [3], BOB: [4, 1]}
+    assert known.turns == 1.0, "a completion has no turns, whoever drew it"
 
 
 def test_a_rate_is_of_late_and_that_of_a_young_sampler_is_not_diluted() -> None:

@@ -190,7 +190,7 @@ def test_the_longest_are_drawn_first_and_all_within_the_time_of_the_call(
     assert [spent_s for _, spent_s in drawn] == sorted({spent_s for _, spent_s in drawn})
     assert done.steps == 12
     (late,), _ = generate_batch([job(0, stops=(), time_limit_s=60.0)], 60.0, silent)
-    assert late.fault == "time limit"
+    assert (late.finish, len(late.token_ids) // 4) == ("handed", 1)
 
 
 # -- adapters ------------------------------------------------------------------------------------------------

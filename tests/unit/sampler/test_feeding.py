@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from swarm.errors import ChildFailed
 from swarm.rollout.messages import MAX_SAMPLES_PER_ASK, Answer, SampleName, Stepped
-from swarm.sampler.engine import Sampled
+from swarm.sampler.engine import Sampled, failed
 from swarm.sampler.feeding import Feed, Room, room_of, spare_of
 from swarm.sampler.playing import Game, Step
 from swarm.sampler.worker import Rates
@@ -36,6 +36,8 @@ class Gated:
         self.rates = Rates(PLACES)
         self.drawing: dict[int, asyncio.Future[None]] = {}
         self.calls: list[tuple[list[int], bool]] = []
+        one = rollout()
+        self.drawn = Sampled(one.token_ids, one.logprobs, one.spans, one.finish)
 
     async def draw(self, games: Sequence[Game], *, follows: bool) -> list[Sampled]:
         """The seed of a sample is its index, as in builders.lease."""
@@ -44,8 +46,7 @@ class Gated:
         gates = [asyncio.get_running_loop().create_future() for _ in names]
         self.drawing.update(zip(names, gates, strict=True))
         await asyncio.gather(*gates)
-        one = rollout()
-        return [Sampled(one.token_ids, one.logprobs, one.spans, one.finish)] * len(names)
+        return [self.drawn] * len(names)
 
     async def end(self, *indices: int) -> None:
         for index in indices:
@@ -121,6 +122,26 @@ async def test_what_has_not_begun_is_taken_back_and_what_has_ends() -> None:
         await engine.end(PLACES)
         await idle
         assert [sorted(one) for one in handed] == [list(range(PLACES)), [PLACES]], "what ends together goes together"
+
+
+@pytest.mark.parametrize("is_leaving", [False, True])
+async def test_what_an_engine_that_was_given_up_could_not_begin_is_no_failure(is_leaving: bool) -> None:
+    engine, handed = Gated(), list[Answer]()
+    engine.drawn = failed("time limit")
+    feed = Feed(cast(Any, engine), never)
+
+    async def done(samples: set[SampleName], answers: list[Answer]) -> None:
+        handed.extend(answers)
+
+    task = asyncio.create_task(feed.run(done))
+    feed.add(leased(1))
+    await many_turns()
+    if is_leaving:
+        assert feed.take_back() == set()
+    await engine.end(0)
+    await feed.idle()
+    task.cancel()
+    assert [one.rollout.finish for one in handed] == ([] if is_leaving else ["failed"])
 
 
 async def test_while_answers_cannot_be_handed_on_nothing_new_is_asked_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from swarm.rollout.messages import Answer, Stepped
+from swarm.rollout.plane.begun import begun_name
 from swarm.rollout.plane.episodes import seat_seed
 from swarm.sampler.engine import Sampled
 from swarm.sampler.playing import Game
@@ -45,6 +46,23 @@ def test_a_turn_continues_all_that_was_read_and_said_within_what_is_left() -> No
     second = game.answer(drawn(5, STOP))
     assert (second.turn, second.rollout.token_ids) == (1, ints(5, STOP))
     assert not game.goes_on(said(second, ended=True))
+
+
+def test_a_completion_goes_on_where_it_was_handed_over() -> None:
+    (game,) = games(replace(lease(indices=(3,)), begun=ints(4, 9)))
+    job = game.job()
+    assert not game.is_episode
+    assert (job.prompt_token_ids, job.seed, job.rules.max_new_tokens) == ((*PROMPT, 4, 9), 3, 4)
+    answer = game.answer(drawn(5, STOP))
+    assert (answer.turn, answer.rollout.token_ids) == (begun_name(ints(4, 9)), ints(5, STOP))
+    (anew,) = games(lease(indices=(3,)))
+    assert anew.answer(replace(drawn(5), finish="handed")).rollout.finish == "handed"
+
+
+def test_of_an_episode_no_part_of_a_turn_is_handed_in() -> None:
+    (game,) = games(episode())
+    answer = game.answer(replace(drawn(5), finish="handed"))
+    assert (answer.rollout.finish, answer.rollout.reason, answer.rollout.token_ids) == ("failed", "time limit", b"")
 
 
 def test_the_limits_of_a_turn_hold_for_that_turn_alone() -> None:

@@ -35,7 +35,7 @@ from swarm.rollout.journal.entries import (
 )
 from swarm.rollout.journal.journal import DATABASE, Journal, JournalFailed
 from swarm.rollout.journal.verify import verify_run
-from swarm.types import GroupId, NodeId, Observed, Rollout, Score, Turn
+from swarm.types import GroupId, NodeId, Observed, Rollout, Score, Span, Turn
 from swarm.wire import digest
 from tests.builders import ALICE, BOB, ints, rollout, v
 
@@ -136,6 +136,24 @@ async def test_the_turns_of_episodes_under_way_are_there_again_until_these_end_o
         played = structs.replace(answer(0, 0), turns=(Turn(start=0, end=1),))
         await journal.write([RolloutAccepted(number=0, node=BOB, rollout=played)])
         assert [one.turns for one in (await asyncio.to_thread(journal.load)).groups] == [(other,), ()]
+
+
+async def test_what_was_handed_over_is_there_again_until_the_completion_is_whole(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        await journal.write([GroupOpened(number=0, prompt_number=0, version=v(0), max_staleness=2)])
+        await journal.write([turn_of(0, 0, 0), turn_of(0, 0, 4, BOB), turn_of(0, 1, 0)])
+    async with opened(tmp_path) as journal:
+        run = await asyncio.to_thread(journal.load)
+        assert [(one.drawn.index, one.turn, one.node) for one in run.groups[0].turns] == [
+            (0, 0, ALICE),
+            (0, 4, BOB),
+            (1, 0, ALICE),
+        ]
+        spans = (Span(version=v(0), start=0, end=2, node=ALICE), Span(version=v(0), start=2, end=4))
+        whole = structs.replace(answer(0, 0), spans=spans)
+        await journal.write([RolloutAccepted(number=0, node=BOB, rollout=whole)])
+        (group_,) = (await asyncio.to_thread(journal.load)).groups
+        assert ([one.drawn.index for one in group_.turns], group_.rollouts[0].rollout) == ([1], whole)
 
 
 async def test_a_turn_that_was_changed_on_disk_is_damage(tmp_path: Path) -> None:
