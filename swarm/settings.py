@@ -605,6 +605,7 @@ class JoinMoney(Section):
     table: ClassVar[str] = "money"
     cost_per_hour: Annotated[Price, Flag("Price of this machine per hour.")] = 0.0
     traffic_cost_per_gb: Annotated[Price, Flag("Price of metered traffic, per 1e9 bytes.")] = 0.0
+    spot: Annotated[bool, Flag("A rented machine that its cloud may take away: heed its notices.")] = False
 
 
 OF_JOIN = (

@@ -27,6 +27,7 @@ from swarm.errors import InUseElsewhere, UserError, first_fault
 from swarm.join.given import FILE, KEEP_S, Given
 from swarm.join.logs import SaidLog
 from swarm.join.owner import BY_REJOINING, Holds
+from swarm.join.spot import LEAVE_S, watch_notices
 from swarm.join.watch import Watch, give_way, watch_clocks
 from swarm.net.links import Station
 from swarm.net.stream import Incoming
@@ -179,7 +180,9 @@ class JoiningNode(ABC):
             )
             await self._network.start(self._data.routes(), self.status, on_stream=self._data.accept)
             self._take_limits(self._config)
-            works = (watch.run(), watch_clocks(self._say, self._again.set), self._keep_given(Given(state.path / FILE)))
+            works = [watch.run(), watch_clocks(self._say, self._again.set), self._keep_given(Given(state.path / FILE))]
+            if self._config.spot:
+                works.append(watch_notices(self._taken_away, self._say))
             watching = [asyncio.create_task(work) for work in works]
             for task in watching:
                 task.add_done_callback(self._say_unwatched)
@@ -226,6 +229,10 @@ class JoiningNode(ABC):
                 own = {"passed_bytes": self._network.station.upload.total_bytes, "seconds": time.monotonic() - began}
                 with suppress(OSError):  # A full disk: the next write has it too
                     given.keep(str(self._network.status()["swarm"]), purpose(self._card), own | self.drawn())
+
+    def _taken_away(self, cloud: str) -> None:
+        self._say(f"{cloud} is about to take this machine away")
+        self.request_stop(LEAVE_S)
 
     def drawn(self) -> dict[str, float]:
         """Return the counts of what a sampler has drawn in this process."""

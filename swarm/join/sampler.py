@@ -35,6 +35,10 @@ PAUSE_S = 600.0
 """Pause after MAX_FAULTS, for the cause to pass (somebody else fills the GPU, the disk is full). The node still relays
 weights meanwhile."""
 
+PORTION_S = 120.0
+"""After which a machine that its cloud may take away hands over what it has of a completion: half of this is lost of
+each if there is no notice."""
+
 OWNER, BY_OWNER = "owner", "by its owner, until `echo-node resume`"  # Source and reason of a hold
 PAUSED = "paused"  # A file in the state directory while the owner's pause lasts: it outlives a restart of the node
 
@@ -221,6 +225,7 @@ class SamplerNode(JoiningNode):
             options=msgspec.structs.replace(self._config.engine_options, sample_tokens=longest),
             secrets=[self._directory / name for name in SECRETS],
             threads=self._config.threads,
+            portion_s=PORTION_S if self._config.spot else None,
         )
         launch = asyncio.create_task(self._launch(engine, receiver))
         ending = self._ending = Ending()

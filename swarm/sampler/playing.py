@@ -16,7 +16,7 @@ from swarm.rollout.messages import Answer, SampleName, Stepped
 from swarm.rollout.plane.begun import begun_name
 from swarm.rollout.plane.episodes import seat_seed
 from swarm.sampler.engine import TIME_LIMIT, Job, Sampled, failed
-from swarm.types import AS_LEASED, Lease, Rollout, SampleSpec
+from swarm.types import AS_LEASED, MAX_TOKENS, Lease, Rollout, SampleSpec
 
 Step = Callable[[Answer], Awaitable[Stepped]]
 """Hands in a turn and returns what the environment said to it."""
@@ -34,14 +34,17 @@ class Game:
         self._limits = self._episode.limits if self._episode else AS_LEASED
         self._drawn = b""
         self._begun = lease.begun
+        self._is_cut = False
         self.name: SampleName = (lease.group_id, spec.index)
 
     @property
     def is_episode(self) -> bool:
         return self._episode is not None
 
-    def job(self) -> Job:
-        """What is to be drawn next."""
+    def job(self, portion_tokens: int = MAX_TOKENS) -> Job:
+        """What is to be drawn next. A completion is handed over after `portion_tokens`, or an eighth of what there is,
+        so that it changes hands a limited number of times; but not where strings end it, which could begin in one
+        portion and end in the next."""
         rules, reads = self._lease.rules, self._lease.prompt_token_ids
         seed = self._spec.seed
         if self._episode is not None:
@@ -51,9 +54,12 @@ class Game:
             rules = replace(rules, max_new_tokens=min(rules.max_new_tokens, left))
             reads = (*(reads if self._seat == 0 else ()), *array("i", bytes(stream)))
             seed = seat_seed(seed, self._seat)
-        elif self._begun:
-            rules = replace(rules, max_new_tokens=max(1, rules.max_new_tokens - len(self._begun) // 4))
-            reads = (*reads, *array("i", self._begun))
+        else:
+            begun = array("i", self._begun)
+            left, portion = max(1, rules.max_new_tokens - len(begun)), max(portion_tokens, len(begun) // 8)
+            self._is_cut = portion < left and not rules.stop
+            rules = replace(rules, max_new_tokens=portion if self._is_cut else left)
+            reads = (*reads, *begun)
         left_s = max(0.0, self._deadline - time.monotonic())
         return Job(prompt_token_ids=reads, seed=seed, rules=rules, time_limit_s=left_s)
 
@@ -61,6 +67,8 @@ class Game:
         """Return what was drawn, as it is handed in. Of an episode only whole turns are."""
         if self.is_episode and one.finish == "handed":
             one = failed(TIME_LIMIT)
+        elif self._is_cut and one.finish == "length":
+            one = replace(one, finish="handed")
         self._drawn = one.token_ids
         group_id, index = self.name
         rollout = Rollout(group_id, index, one.token_ids, one.logprobs, one.spans, one.finish, one.fault[:200])

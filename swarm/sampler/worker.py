@@ -36,7 +36,7 @@ from swarm.sampler.engine import (
 )
 from swarm.sampler.playing import Game
 from swarm.sampler.weights import CONFIG, write_model_files
-from swarm.types import Lease, VersionId
+from swarm.types import MAX_TOKENS, Lease, VersionId
 
 MAX_PER_S = 1e9  # Largest rate that a beat may report; only engines of tests come near it
 MIN_S = 1e-6  # Shorter times may be invisible to a clock
@@ -140,6 +140,8 @@ class Doings:
         return tuple((what, min(TOLD_S, ago), min(TOLD_S, lasted)) for what, ago, lasted in spans if lasted > 0)
 
 
+MIN_PORTION_TOKENS = 256  # Fewer take less time than what it costs to hand them over and read them again
+
 ENGINE_MODULE = "swarm.sampler.engine_child"
 
 ENGINE_VARIABLES = (
@@ -163,7 +165,8 @@ class ProofFailed(ChildFailed):
 class EngineWorker:
     """One engine process. `installed` is the version that it provably holds; it only rises (I4). `device_class` is the
     maker's name of the GPU once it is known, else the kind of engine; and the precision, if it rounds weights. Its
-    process cannot read the files `secrets`, where the system allows that, and computes with `threads`, if not None."""
+    process cannot read the files `secrets`, where the system allows that, and computes with `threads`, if not None.
+    Completions are handed over after about `portion_s`, if not None: a machine may vanish without a notice."""
 
     def __init__(
         self,
@@ -174,7 +177,9 @@ class EngineWorker:
         module: str = ENGINE_MODULE,
         secrets: Sequence[Path] = (),
         threads: int | None = None,
+        portion_s: float | None = None,
     ) -> None:
+        self._portion_s = portion_s
         self.kind: EngineKind = kind
         self._directory = directory
         self._files_dir = directory / "model"
@@ -257,7 +262,7 @@ class EngineWorker:
         self._drawing += len(games)
         self.doings.now("draw")
         try:
-            generated = await self.generate([game.job() for game in games])
+            generated = await self.generate([game.job(self._portion_tokens) for game in games])
             if self.lockstep:
                 self.rates.batch(generated, between_s)
             else:
@@ -267,6 +272,12 @@ class EngineWorker:
             self.doings.now("draw" if self._drawing else "wait")
         self._ended_at = time.monotonic()
         return generated.samples
+
+    @property
+    def _portion_tokens(self) -> int:
+        if self._portion_s is None:
+            return MAX_TOKENS
+        return max(MIN_PORTION_TOKENS, int(self._portion_s * self.rates.tokens_per_s))
 
     async def generate(self, jobs: Sequence[Job]) -> Generated:
         """Draw one sample, or in lockstep a batch."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import random
 import signal
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +19,57 @@ from swarm.models.draws import gumbel
 from swarm.rollout.plane.groups import sample_seed
 from swarm.types import GroupId
 from tests.integration.processes import Swarm, command, eventually
-from tests.integration.slow_sampler import MODULE
+from tests.integration.slow_sampler import METADATA, MODULE
 from tests.unit.models import published
 
 SEED, LEAVERS = 5, 3
 FROZEN = 1e-30  # A learning rate at which no weight changes
 
 
+class Google(BaseHTTPRequestHandler):
+    """A cloud's service, which gives a notice once it is told to."""
+
+    is_over = threading.Event()
+
+    def do_GET(self) -> None:
+        is_asked = self.path.endswith("/instance/preempted") and self.headers["Metadata-Flavor"] == "Google"
+        self.send_response(200 if is_asked else 404)
+        self.end_headers()
+        self.wfile.write(b"TRUE" if self.is_over.is_set() else b"FALSE")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Google) as server:
+        monkeypatch.setenv(METADATA, f"http://127.0.0.1:{server.server_port}")
+        threading.Thread(target=server.serve_forever).start()
+        yield
+        server.shutdown()
+
+
 @pytest.mark.slow
 def test_what_leaving_samplers_had_begun_is_what_one_sampler_would_have_drawn(swarm: Swarm) -> None:
     """Every token is the best one under the noise of its sample's seed, and has the model's own log-prob, on both sides
-    of each joint."""
+    of each joint. The last one is taken away by its cloud."""
     swarm.lead_with(learning_rate=FROZEN, weight_decay=0.0, max_new_tokens=100, eval_every_steps=1_000_000)
     learner = swarm.lead("--steps", "1000000", "--port", "0", "--seed", str(SEED))
     chance = random.Random(SEED)
     for number in range(LEAVERS):
-        leaver = swarm.join(learner.url(), "--grace", "0", name=f"leaver-{number}", module=f"{MODULE} swarm")
+        is_rented = number == LEAVERS - 1
+        how = ("--spot",) if is_rented else ("--grace", "0")
+        leaver = swarm.join(learner.url(), *how, name=f"leaver-{number}", module=f"{MODULE} swarm")
         eventually(lambda: leaver.status()["state"] == "sampling", leaver, "it draws")  # noqa: B023
         accepted = learner.status()["verdicts"].get("accepted", 0)
         wanted = accepted + chance.randrange(8)
         eventually(lambda: learner.status()["verdicts"].get("accepted", 0) >= wanted, leaver, "some end")  # noqa: B023
-        leaver.signal(signal.SIGTERM)
+        if is_rented:
+            Google.is_over.set()
+        else:
+            leaver.signal(signal.SIGTERM)
         assert leaver.wait() == 0
+        assert leaver.says("Google is about to take this machine away") is is_rented
     last = swarm.join(learner.url(), name="last")
     whole = f"{swarm.directory}/rollouts.jsonl"
     step = learner.status()["step"]

@@ -59,6 +59,23 @@ def test_a_completion_goes_on_where_it_was_handed_over() -> None:
     assert anew.answer(replace(drawn(5), finish="handed")).rollout.finish == "handed"
 
 
+def test_a_long_completion_is_handed_over_after_a_portion() -> None:
+    (game,) = games(lease(indices=(3,)))
+    assert game.job(4).rules.max_new_tokens == 4
+    assert game.answer(replace(drawn(5, 5, 5, 5), finish="length")).rollout.finish == "handed"
+    assert game.answer(drawn(5, STOP)).rollout.finish == "stop"
+    assert game.job(6).rules.max_new_tokens == 6
+    assert game.answer(replace(drawn(*[5] * 6), finish="length")).rollout.finish == "length", "that was all of it"
+
+
+def test_portions_grow_with_what_there_is_and_are_not_cut_where_a_string_may_end_it() -> None:
+    long = replace(lease().rules, max_new_tokens=1000)
+    (game,) = games(replace(lease(indices=(3,), rules=long), begun=ints(*[4] * 800)))
+    assert game.job(4).rules.max_new_tokens == 100
+    (game,) = games(lease(indices=(3,), rules=replace(long, stop=("x",))))
+    assert game.job(4).rules.max_new_tokens == 1000
+
+
 def test_of_an_episode_no_part_of_a_turn_is_handed_in() -> None:
     (game,) = games(episode())
     answer = game.answer(replace(drawn(5), finish="handed"))
