@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
@@ -22,31 +22,12 @@ LEAVE_S = 15.0  # With the wait for the next question, within 20 s
 ANSWER_S, ANSWER_BYTES = 2.0, 65_536  # A cloud's own service is a hop away, and says a few lines
 AWS_TOKEN = "X-aws-ec2-metadata-token"
 
-
-class Cloud(NamedTuple):
-    """Where a cloud's notices are. `is_notice` reads what an answer with status 200 says."""
-
-    name: str
-    path: str
-    headers: dict[str, str]
-    is_notice: Callable[[str], bool]
-
-
-def _is_azure_notice(said: str) -> bool:
-    events: Any = json.loads(said)
-    return any(event.get("EventType") == "Preempt" for event in events["Events"])
-
-
-CLOUDS = (
-    Cloud("AWS", "/latest/meta-data/spot/instance-action", {}, lambda said: "action" in json.loads(said)),
-    Cloud(
-        "Google",
-        "/computeMetadata/v1/instance/preempted",
-        {"Metadata-Flavor": "Google"},
-        lambda said: said.strip() == "TRUE",
-    ),
-    Cloud("Azure", "/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"}, _is_azure_notice),
-)
+CLOUDS: dict[str, tuple[str, dict[str, str]]] = {
+    "AWS": ("/latest/meta-data/spot/instance-action", {}),
+    "Google": ("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"}),
+    "Azure": ("/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"}),
+}
+"""Where each cloud's notices are, and what it wants to be told."""
 
 
 async def watch_notices(on_notice: Callable[[str], None], say: Callable[[str], None]) -> None:
@@ -55,25 +36,29 @@ async def watch_notices(on_notice: Callable[[str], None], say: Callable[[str], N
     is_new = True
     async with ClientSession(METADATA, timeout=ClientTimeout(total=ANSWER_S), trust_env=False) as session:
         while True:
-            heard = [await _notice_of(session, cloud) for cloud in CLOUDS]
-            if True in heard:
-                on_notice(CLOUDS[heard.index(True)].name)
+            heard = {cloud: await _notice_of(session, cloud) for cloud in CLOUDS}
+            if noticed := [cloud for cloud, is_notice in heard.items() if is_notice]:
+                on_notice(noticed[0])
                 return
-            if is_new and heard == [None] * len(CLOUDS):
+            if is_new and set(heard.values()) == {None}:
                 say("no cloud gives notices here: --spot only hands over long samples from time to time")
             is_new = False
             await asyncio.sleep(POLL_S)
 
 
-async def _notice_of(session: ClientSession, cloud: Cloud) -> bool | None:
+async def _notice_of(session: ClientSession, cloud: str) -> bool | None:
     """Return whether there is a notice; None if that cloud does not answer."""
-    headers, is_there = cloud.headers, False
-    if cloud.name == "AWS":  # Without a notice there is no such page
+    (path, headers), no_notice = CLOUDS[cloud], None
+    if cloud == "AWS":  # Without a notice there is no such page
         token = await _asked(session, "PUT", "/latest/api/token", {f"{AWS_TOKEN}-ttl-seconds": "60"})
-        headers, is_there = {AWS_TOKEN: token or ""}, token is not None
-    said = await _asked(session, "GET", cloud.path, headers)
+        headers, no_notice = {AWS_TOKEN: token or ""}, None if token is None else False
+    if (said := await _asked(session, "GET", path, headers)) is None:
+        return no_notice
+    if cloud == "Google":
+        return said.strip() == "TRUE"
     with suppress(ValueError, TypeError, LookupError, AttributeError):  # Whatever answers there is no such cloud
-        return cloud.is_notice(said) if said is not None else (False if is_there else None)
+        found: Any = json.loads(said)
+        return "action" in found if cloud == "AWS" else any(one["EventType"] == "Preempt" for one in found["Events"])
     return None
 
 

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from swarm.report.words import (
     ID_LENGTH,
+    KEPT,
     bottleneck,
     counted,
     counts,
@@ -131,7 +132,7 @@ def _sampler_figures(status: dict[str, Any]) -> Figures:
         ("last install", told(status.get("install_s") or None, "{:.2f} s")),
         ("drawing paused", told(status.get("pause_s") or None, "{:.2f} s")),
         ("accepted", _contributed(status)),
-        ("not accepted", counts(status["verdicts"], without="accepted")),
+        ("not accepted", counts(status["verdicts"], without=KEPT)),
         ("dropped", counts(part(status, "dropped"))),
         *_weight_figures(status),
     ]

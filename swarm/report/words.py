@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from statistics import median
 from typing import Any
 
@@ -90,9 +90,12 @@ def counted(count: float, what: str) -> str:
     return f"{count:.0f} {what}{'' if count == 1 else 's'}"
 
 
-def counts(known: Mapping[str, Any], *, without: str = "") -> str:
+KEPT = "accepted", "handed"  # Verdicts on what was drawn of a rollout that counts
+
+
+def counts(known: Mapping[str, Any], *, without: Container[str] = ()) -> str:
     """How many of each."""
-    found = [(name, finite(count)) for name, count in known.items() if name != without]
+    found = [(name, finite(count)) for name, count in known.items() if name not in without]
     return ", ".join(f"{count:,.0f} {printable(str(name)[:40])}" for name, count in found[:MAX_COUNTED] if count)
 
 
@@ -352,7 +355,7 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
         "tokens": told(status.get("tokens_per_s") if accepted else None, "{:,.0f} tokens/s"),
         "tokens accepted": told(cost.get("tokens_accepted") or None, "{:,.0f}"),
         "discarded": f"{lost:,.0f} rollouts" if lost or accepted else "",
-        "refused": counts(part(status, "verdicts"), without="accepted"),
+        "refused": counts(part(status, "verdicts"), without=KEPT),
         "dropped": counts(part(status, "rollouts_dropped")),
         "withheld": _withheld(part(status, "rollouts_withheld")),
         "train step": told(metrics.get("train_step_s"), "{:.2f} s"),
@@ -367,6 +370,7 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
         "of a million tokens": told(1e6 * per_token if per_token else None, "{:.4g}"),
         "cost of a step": told(cost.get("cost_per_step") if total else None, "{:.4g}"),
         "of a held-out point": told(cost_per_point(status) if total else None, "{:.4g}"),
+        "paid in vain": ", ".join(f"{paid:.3g} {printable(why[:40])}" for why, paid in paid_in_vain(status).items()),
     }
 
 
@@ -378,10 +382,23 @@ def cost_per_point(status: Mapping[str, Any]) -> float | None:
     return number(part(status, "cost"), "cost_total") / points if points > 0 else None
 
 
+def paid_in_vain(status: Mapping[str, Any]) -> dict[str, float]:
+    """Return, by cause, what samplers cost for rollouts that taught nothing, by their share of all since the learner
+    started. Of groups without variance those count that were replaced. Standby is not charged."""
+    cost = sum(number(one, "cost") for one in part(part(status, "cost"), "by_class").values())
+    verdicts, dropped = part(status, "verdicts"), part(status, "rollouts_dropped")
+    drawn = {name: number(verdicts, name) for name in verdicts if name not in ("handed", "overloaded")}
+    lost = {name: drawn.get(name, 0.0) + number(dropped, name) for name in {*drawn, *dropped} - {*KEPT}}
+    lost["audit"] = sum(number(part(status, "rollouts_withheld"), node) for node in part(status, "rollouts_withheld"))
+    each = cost / (sum(drawn.values()) or 1.0)
+    most = sorted(lost, key=lambda why: (-lost[why], why))[:MAX_COUNTED]
+    return {why: each * lost[why] for why in most if each * lost[why] > 0}
+
+
 def discarded(status: Mapping[str, Any]) -> float:
     """Rollouts that were drawn in vain: refused, dropped after they were accepted, or withheld from training."""
     ways = [part(status, name) for name in ("verdicts", "rollouts_dropped", "rollouts_withheld")]
-    return sum(number(way, name) for way in ways for name in way if name != "accepted")
+    return sum(number(way, name) for way in ways for name in way if name not in KEPT)
 
 
 def _withheld(found: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from swarm.join import spot
 from swarm.join.spot import ANSWER_BYTES, CLOUDS, watch_notices
 
-AWS, GOOGLE, AZURE = CLOUDS
+AWS, GOOGLE, AZURE = (path for path, _ in CLOUDS.values())
 Answer = tuple[int, str]
 GONE: Answer = (404, "")
 EVENTS = '{"DocumentIncarnation": 1, "Events": [{"EventId": "x", "EventType": "%s", "EventStatus": "Scheduled"}]}'
@@ -34,13 +34,13 @@ class Metadata:
             self.rounds += 1
             may = request.method == "PUT" and f"{spot.AWS_TOKEN}-ttl-seconds" in request.headers
             return web.Response(text="a token") if may and "aws" in self.answers else web.Response(status=404)
-        cloud = next(cloud for cloud in CLOUDS if cloud.path == str(request.rel_url))
-        needed = cloud.headers or {spot.AWS_TOKEN: "a token"}
-        if cloud is AZURE:
+        path, needed = next(one for one in CLOUDS.values() if one[0] == str(request.rel_url))
+        needed = needed or {spot.AWS_TOKEN: "a token"}
+        if path == AZURE:
             self.asked.set()
         if any(request.headers.get(name) != value for name, value in needed.items()):
             return web.Response(status=401, text='{"action": "terminate"}')
-        status, said = self.answers.get(cloud.path, GONE)
+        status, said = self.answers.get(path, GONE)
         return web.Response(status=status, text=said)
 
 
@@ -73,9 +73,9 @@ async def heard(service: Metadata, later: dict[str, Answer] | None = None) -> tu
 @pytest.mark.parametrize(
     ("name", "before", "notice"),
     [
-        ("AWS", {"aws": GONE}, {AWS.path: (200, '{"action": "terminate", "time": "2026-11-30T10:00:00Z"}')}),
-        ("Google", {GOOGLE.path: (200, "FALSE")}, {GOOGLE.path: (200, "TRUE")}),
-        ("Azure", {AZURE.path: (200, EVENTS % "Reboot")}, {AZURE.path: (200, EVENTS % "Preempt")}),
+        ("AWS", {"aws": GONE}, {AWS: (200, '{"action": "terminate", "time": "2026-11-30T10:00:00Z"}')}),
+        ("Google", {GOOGLE: (200, "FALSE")}, {GOOGLE: (200, "TRUE")}),
+        ("Azure", {AZURE: (200, EVENTS % "Reboot")}, {AZURE: (200, EVENTS % "Preempt")}),
     ],
 )
 async def test_each_cloud_is_heard_once_it_gives_a_notice(
@@ -88,7 +88,7 @@ async def test_each_cloud_is_heard_once_it_gives_a_notice(
 
 @pytest.mark.parametrize("status", [401, 404, 500])
 async def test_without_a_cloud_a_line_says_so_and_nothing_is_a_notice(metadata: Metadata, status: int) -> None:
-    metadata.answers = dict.fromkeys((AWS.path, GOOGLE.path, AZURE.path), (status, '{"action": "terminate"}'))
+    metadata.answers = dict.fromkeys((AWS, GOOGLE, AZURE), (status, '{"action": "terminate"}'))
     notices, said = await heard(metadata)
     assert notices == []
     assert [line.partition(":")[0] for line in said] == ["no cloud gives notices here"]
@@ -98,7 +98,7 @@ async def test_without_a_cloud_a_line_says_so_and_nothing_is_a_notice(metadata: 
     "said", ["[]", "{}", "null", "TRUE!", '{"Events": 3}', '{"Events": [null]}', "<html>", "x" * (2 * ANSWER_BYTES)]
 )
 async def test_whatever_else_answers_there_is_no_notice(metadata: Metadata, said: str) -> None:
-    metadata.answers = {"aws": GONE, **dict.fromkeys((AWS.path, GOOGLE.path, AZURE.path), (200, said))}
+    metadata.answers = {"aws": GONE, **dict.fromkeys((AWS, GOOGLE, AZURE), (200, said))}
     assert (await heard(metadata))[0] == []
 
 
