@@ -84,6 +84,7 @@ class Plan:
     learner_per_hour: float
     cost_per_hour: float
     cost_per_step: float
+    cost_per_token: float
     feasible: bool
     references: tuple[Alternative, ...]
 
@@ -149,6 +150,7 @@ def _simulated(scenario: Scenario, draft: Draft, idle_target: float) -> Plan:
     rent, traffic = _prices(scenario, demand, chosen, step_s=found.step_s)
     learner = scenario.learner.price_per_h
     cost_per_hour = rent + traffic + learner
+    cost_per_step = cost_per_hour * found.step_s / HOUR_S
     return Plan(
         scenario=scenario.scenario.name,
         currency=scenario.scenario.currency,
@@ -170,7 +172,8 @@ def _simulated(scenario: Scenario, draft: Draft, idle_target: float) -> Plan:
         traffic_per_hour=traffic,
         learner_per_hour=learner,
         cost_per_hour=cost_per_hour,
-        cost_per_step=cost_per_hour * found.step_s / HOUR_S,
+        cost_per_step=cost_per_step,
+        cost_per_token=cost_per_step / demand.rollouts_per_step / lengths_of(scenario).mean,
         feasible=found.idle_share <= idle_target,
         references=references_of(scenario),
     )

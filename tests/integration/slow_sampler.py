@@ -20,9 +20,9 @@ KINDS = ("transformers",)
 
 
 class SlowDraw(transformers.SeededDraw):
-    def drawn(self, scores: Any, rows: Any) -> Any:
+    def drawn(self, *given: Any) -> Any:
         time.sleep(STEP_S)
-        return super().drawn(scores, rows)
+        return super().drawn(*given)
 
 
 if __name__ == "__main__":

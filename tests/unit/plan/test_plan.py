@@ -14,7 +14,7 @@ from swarm.pay.delivery import sustained
 from swarm.pay.fleet import Dissemination, Worker
 from swarm.plan import plan
 from swarm.plan.plan import NoFeasibleSet, demands_of, disseminate_in, plan_for, references_of
-from swarm.plan.scenario import Scenario, online_of
+from swarm.plan.scenario import Scenario, lengths_of, online_of
 from swarm.report.plans import plan_view
 from swarm.settings_file import load_file
 
@@ -117,6 +117,8 @@ def test_lab_4b_is_planned_as_it_is_reckoned_by_hand() -> None:
         ("vast-5090", 3),
     ]
     assert found.cost_per_step == pytest.approx(0.377, rel=0.01)
+    tokens = LAB.learner.rollouts_per_step * lengths_of(LAB).mean
+    assert found.cost_per_token * tokens == pytest.approx(found.cost_per_step)
     assert found.idle_share <= 0.02
     assert 0 < found.mean_staleness <= found.max_staleness
     assert told == sorted(told)
