@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from swarm.sampler.engine import Engine
 from swarm.sampler.transformers import Threaded, TransformersEngine
-from tests.conformance import CHECKS, Life, begin
+from tests.conformance import CHECKS, Life, begin, gives_up_what_is_under_way
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.models import stage
 
@@ -40,3 +41,9 @@ async def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_it_does_as_every_engine_does(life: Life, check: Callable[[Life], Awaitable[None]]) -> None:
     await check(life)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+async def test_it_gives_up_what_is_under_way(name: str, tmp_path: Path) -> None:
+    staged = stage(tmp_path / "even", seed=0), stage(tmp_path / "odd", seed=5)
+    await gives_up_what_is_under_way(await begin(ENGINES[name](), tmp_path, staged))
