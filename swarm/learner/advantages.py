@@ -122,7 +122,8 @@ def row_of(prompt: tuple[int, ...], rollout: TrainRollout, seat: int = 0, advant
     counts = torch.tensor([end - start for start, end in spans])
     drawn = torch.cat([torch.arange(start, end) for start, end in spans])
     parts = turns if rollout.turns else rollout.parts or turns
-    nodes, each = [one.node or rollout.sampler for one in parts], [one.end - one.start for one in parts]
+    nodes = [one.node or rollout.sampler for one in parts]
+    each = counts if rollout.turns else torch.tensor([one.end - one.start for one in parts])
     samplers = tuple(dict.fromkeys(nodes))
     return Row(
         token_ids=torch.tensor([*prompt, *array("i", rollout.token_ids)[begin : turns[-1].end]], dtype=torch.long),
@@ -132,9 +133,7 @@ def row_of(prompt: tuple[int, ...], rollout: TrainRollout, seat: int = 0, advant
         staleness=rollout.staleness,
         samplers=samplers,
         drawn=drawn + offset,
-        drawn_by=torch.tensor([samplers.index(node) for node in nodes]).repeat_interleave(
-            counts if rollout.turns else torch.tensor(each)
-        ),
+        drawn_by=torch.tensor([samplers.index(node) for node in nodes]).repeat_interleave(each),
     )
 
 

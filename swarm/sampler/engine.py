@@ -184,11 +184,8 @@ that reserved them would draw one sample at a time."""
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag=True):
-    """End all samples under way with the tokens that they have, as "handed". The engine draws no more after that."""
-
-
-class GivenUp(msgspec.Struct, frozen=True):
-    """Samples under way end with their next token."""
+    """End all samples under way with the tokens that they have, as "handed". The engine draws no more after that. It is
+    its own answer."""
 
 
 Command = Reckon | Start | Install | Generate | GiveUp

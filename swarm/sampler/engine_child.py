@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from swarm.confine import STACKS_BYTES, confine, has_gpu
 from swarm.machine import free_host_bytes, limit_memory
 from swarm.process import ChildChannel
-from swarm.sampler.engine import Command, Engine, Generate, GivenUp, GiveUp, Install, Reckon, Start
+from swarm.sampler.engine import Command, Engine, Generate, GiveUp, Install, Reckon, Start
 from swarm.sampler.room import reckon
 
 
@@ -57,7 +57,7 @@ def serve(engine: Engine, channel: ChildChannel, exposed: str = "") -> None:
                 return await engine.install(command, channel.progress)
             case GiveUp():
                 engine.give_up()
-                return GivenUp()
+                return command
             case Generate():
                 return await engine.generate(command, channel.progress)
 

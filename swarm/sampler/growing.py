@@ -3,14 +3,13 @@
 Prompts are laid out in lines (models/lines.py), so a common beginning is read once, and each prompt once however many
 completions it gets. Completions with the same tokens so far are one leaf of the tree and share its keys and values.
 When they draw different tokens the leaf is split. A completion that has ended is computed no further. This works only
-for models that keep the keys and values of all tokens in every layer. The last few completions may be drawn with drafts
-(drafting.py).
+for models that keep the keys and values of all tokens in every layer.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,12 @@ from transformers.cache_utils import DynamicLayer
 
 from swarm.models.device import has_full_attention, stated
 from swarm.models.lines import MASKED_ATTENTION, attention, lay, lines_of
-from swarm.sampler.drafting import DRAFTED_ROWS, Choose, IsOver, Line, Ngrams, finish
+
+Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Draws a token for each completion: from its logits, [rows, vocabulary], and its number, [rows]."""
+
+Ended = Callable[[torch.Tensor], torch.Tensor]
+"""Says which completions, [prompts, tokens so far], have ended: [prompts]."""
 
 
 def can_grow(model: Any) -> bool:
@@ -29,36 +33,24 @@ def can_grow(model: Any) -> bool:
 
 
 def grow(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    choose: Choose,
-    is_over: IsOver,
-    *,
-    until: float,
-    drafts: bool = False,
-) -> list[list[int]]:
-    """Draw a completion of each prompt. At the monotonic time `until` all end after the current token. With `drafts`
-    the last ones are drawn with them."""
+    model: Any, prompts: Sequence[Sequence[int]], choose: Choose, ended: Ended, *, most_tokens: int, until: float
+) -> torch.Tensor:
+    """Draw a completion of each prompt, [prompts, tokens]; tokens after the end of a completion are arbitrary. At the
+    monotonic time `until` all end after the current token."""
     distinct = sorted({tuple(prompt) for prompt in prompts})
     number_of = {prompt: number for number, prompt in enumerate(distinct)}
     cache, seen, logits = _read(model, distinct)
     device = logits.device
     leaves = torch.tensor([number_of[tuple(prompt)] for prompt in prompts], device=device)
-    rows, texts, count = torch.arange(len(prompts), device=device), [[*prompt] for prompt in prompts], 0
-    lines = [Line(row, text, len(text)) for row, text in enumerate(texts)]
+    rows, completions = torch.arange(len(prompts), device=device), torch.zeros(len(prompts), 0, dtype=torch.long)
+    completions = completions.to(device)
     while True:
-        chosen, count = choose(logits[leaves], rows, torch.full_like(rows, count)), count + 1
-        for line, token in zip(lines, chosen.tolist(), strict=True):
-            line.text.append(token)
-        going = torch.tensor([not is_over(line.row, line.text[-count:]) for line in lines], device=device)
+        completions = pad(completions, (0, 1))
+        completions[rows, -1] = chosen = choose(logits[leaves], rows)
+        going = ~ended(completions)[rows]
         rows, leaves, chosen = rows[going], leaves[going], chosen[going]
-        lines = [line for line, goes in zip(lines, going.tolist(), strict=True) if goes]
-        if drafts and 0 < len(lines) <= DRAFTED_ROWS:
-            cache.batch_select_indices(leaves)
-            finish(model, cache, seen[leaves], lines, Ngrams(texts), choose, is_over, until=until)
-            lines = []
-        if not lines or time.monotonic() >= until:
-            return [text[len(prompt) :] for prompt, text in zip(prompts, texts, strict=True)]
+        if not len(rows) or completions.shape[1] == most_tokens or time.monotonic() >= until:
+            return completions
         branches, leaves = torch.unique(torch.stack([leaves, chosen], 1), dim=0, return_inverse=True)
         parents, tokens = branches.unbind(1)
         if not torch.equal(parents, torch.arange(len(seen), device=device)):

@@ -62,7 +62,6 @@ class TransformersEngine:
         self.held_sums: list[int] = []
         self._directory = ""
         self._is_given_up = threading.Event()
-        self._drafts = False
         self._takes_filling: bool | None = None  # Whether prompts of other lengths may share a batch; not known yet
 
     def start(self, command: Start, progress: Told) -> Started:
@@ -75,11 +74,8 @@ class TransformersEngine:
         # The model's own defaults (such as a repetition penalty) would distort the distribution that the lease asks
         # for.
         model.generation_config = GenerationConfig()
-        is_small = sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS
-        if is_small:
+        if sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS:
             torch.set_num_threads(1)
-        # In float32 a CPU has a faster way for one token than for several; a small model waits for Python.
-        self._drafts = room.dtype != "float32" and not is_small
         self._model, self._layout, self._directory = model, command.layout, command.directory
         return Started(
             engine="transformers",
@@ -159,30 +155,33 @@ class TransformersEngine:
         stopping = self._stopping(jobs)
         time_s = max(0.0, min(job.time_limit_s for job in jobs) - spent_s)
         draw_all = self._drawn_as_a_tree if can_grow(self._model) else self._drawn_apart
-        completions = draw_all(jobs, draw, stopping, time_s)
-        logprobs = draw.logprobs()
+        completions = draw_all(jobs, draw, stopping, time_s).cpu().tolist()
+        logprobs = torch.stack(draw.logprobs, dim=1).cpu().tolist()
         ends = stopping.ends if stopping else [None] * len(jobs)
         sampled = [self._sampled(*row) for row in zip(jobs, completions, logprobs, ends, strict=True)]
-        return sampled, max(map(len, completions))
+        return sampled, len(draw.logprobs)
 
     def _drawn_as_a_tree(
         self, jobs: list[Job], draw: SeededDraw, stopping: StopsRows | None, time_s: float
-    ) -> list[list[int]]:
-        rules = jobs[0].rules
+    ) -> torch.Tensor:
+        until, rules, device = time.monotonic() + time_s, jobs[0].rules, self._model.device
+        stops = torch.tensor(rules.stop_token_ids, dtype=torch.long, device=device)
 
-        def choose(logits: torch.Tensor, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-            return draw.drawn(logits, rows, ends).argmax(-1)
+        def choose(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            return draw.drawn(logits, rows).argmax(-1)
 
-        def is_over(row: int, completion: list[int]) -> bool:
-            has_stopped = completion[-1] in rules.stop_token_ids or (stopping and stopping.has_ended(row, completion))
-            return bool(has_stopped) or len(completion) == rules.max_new_tokens or self._is_given_up.is_set()
+        def ended(completions: torch.Tensor) -> torch.Tensor:
+            if self._is_given_up.is_set():
+                return torch.ones(len(completions), dtype=torch.bool, device=device)
+            stopped = torch.isin(completions[:, -1], stops)
+            return stopped | stopping.reached(completions) if stopping else stopped
 
-        prompts, until = [job.prompt_token_ids for job in jobs], time.monotonic() + time_s
-        return grow(self._model, prompts, choose, is_over, until=until, drafts=self._drafts)
+        prompts = [job.prompt_token_ids for job in jobs]
+        return grow(self._model, prompts, choose, ended, most_tokens=rules.max_new_tokens, until=until)
 
     def _drawn_apart(
         self, jobs: list[Job], draw: SeededDraw, stopping: StopsRows | None, time_s: float
-    ) -> list[list[int]]:
+    ) -> torch.Tensor:
         """Each completion by itself, with prompts filled up on the left to one length."""
         rules, device = jobs[0].rules, self._model.device
         width = max(len(job.prompt_token_ids) for job in jobs)
@@ -205,8 +204,7 @@ class TransformersEngine:
             logits_processor=LogitsProcessorList([draw]),
             stopping_criteria=StoppingCriteriaList(criteria),
         )
-        completions: list[list[int]] = output[:, width:].tolist()
-        return completions
+        return output[:, width:]
 
     def _given_up(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         return torch.full((len(ids),), self._is_given_up.is_set(), device=ids.device)
@@ -313,31 +311,23 @@ class SeededDraw(LogitsProcessor):
         self._greedy = temperatures == 0
         self._all_greedy = bool(self._greedy.all())
         self._temperatures = torch.where(self._greedy, torch.ones_like(temperatures), temperatures)
-        self._steps = 0
-        self._found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self.logprobs: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        rows, self._steps = torch.arange(len(scores), device=scores.device), self._steps + 1
-        return self.drawn(scores, rows, torch.full_like(rows, self._steps - 1))
+        return self.drawn(scores, torch.arange(len(scores), device=scores.device))
 
-    def logprobs(self) -> list[list[float]]:
-        """Return the log-probs of each row's tokens."""
-        longest = 1 + max(int(ends.max()) for _, ends, _ in self._found)
-        found = torch.zeros(len(self._seeds), longest, device=self._seeds.device)
-        for rows, ends, values in self._found:
-            found[rows, ends] = values
-        return [list(map(float, row)) for row in found.tolist()]
-
-    def drawn(self, scores: torch.Tensor, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        """Return what tokens number `ends` of `rows` are the maximum of: their `scores`, scaled, and noise."""
+    def drawn(self, scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return what the next tokens of `rows` are the maximum of: their `scores`, scaled, and noise."""
         self._progress()
         scaled = scores.float() / self._temperatures[rows]
         drawn = scaled
         if not self._all_greedy:
-            noise = gumbel(self._seeds[rows], self._positions[rows] + ends, scores.shape[1])
+            noise = gumbel(self._seeds[rows], self._positions[rows] + len(self.logprobs), scores.shape[1])
             drawn = torch.where(self._greedy[rows], scaled, scaled + noise)
         chosen = drawn.argmax(dim=-1, keepdim=True)
-        self._found.append((rows, ends, (scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True)).squeeze(1)))
+        found = torch.zeros(len(self._seeds), device=scores.device)
+        found[rows] = (scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True)).squeeze(1)
+        self.logprobs.append(found)
         return drawn
 
 
@@ -354,11 +344,6 @@ class StopsRows:
             if reached and self.ends[row] is None:
                 self.ends[row] = completions.shape[1]
         return torch.tensor([end is not None for end in self.ends], device=completions.device)
-
-    def has_ended(self, row: int, completion: list[int]) -> bool:
-        if self._stops.reached([completion])[0]:
-            self.ends[row] = len(completion)
-        return self.ends[row] is not None
 
 
 def _batch_key(job: Job) -> tuple[int, tuple[int, ...], tuple[str, ...]]:

@@ -22,7 +22,6 @@ from swarm.sampler.engine import (
     EngineOptions,
     Generate,
     Generated,
-    GivenUp,
     GiveUp,
     Install,
     Installed,
@@ -285,7 +284,7 @@ class EngineWorker:
 
     async def give_up(self) -> None:
         """Have samples under way end with what they have."""
-        await self._child.call(GiveUp(), GivenUp)
+        await self._child.call(GiveUp(), GiveUp)
 
     def check_fits(self, leases: list[Lease]) -> None:
         """Raise UserError if a sample is longer than this engine can draw. Submitting it as failed would spoil its

@@ -20,9 +20,9 @@ KINDS = ("transformers",)
 
 
 class SlowDraw(transformers.SeededDraw):
-    def drawn(self, *given: Any) -> Any:
+    def drawn(self, scores: Any, rows: Any) -> Any:
         time.sleep(STEP_S)
-        return super().drawn(*given)
+        return super().drawn(scores, rows)
 
 
 if __name__ == "__main__":

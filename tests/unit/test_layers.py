@@ -51,12 +51,10 @@ CROSSING = {"swarm.pay.delivery": ("swarm.broadcast.forest",)}
 
 NODES = ("swarm.node", "swarm.run", "swarm.join", "swarm.audit.auditing", "swarm.lead")
 ABOVE = (*NODES, "swarm.cli", "swarm.dashboard", "swarm.report", "swarm.__main__")
-ENGINES = tuple(
-    f"sampler.{part}" for part in ("transformers", "drafting", "growing", "vllm", "mlx", "proving", "room", "weights")
-)
+ENGINES = tuple(f"sampler.{part}" for part in ("transformers", "growing", "vllm", "mlx", "proving", "room", "weights"))
 """What runs in the engine's process."""
 
-SAMPLERS = tuple(f"sampler.{part}" for part in ("transformers", "drafting", "growing", "weights", "vllm.versions"))
+SAMPLERS = tuple(f"sampler.{part}" for part in ("transformers", "growing", "weights", "vllm.versions"))
 NUMBERS = ("version.codec", "store.weight_map", "store.region_file", "store.changes")
 
 

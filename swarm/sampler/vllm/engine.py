@@ -180,6 +180,8 @@ class VllmEngine:
 
 def _sampled(swaps: Swaps, job: Job, completion: Any, adapter: VersionId | None, stops: StopStrings | None) -> Sampled:
     token_ids, logprobs = list(completion.token_ids), vllm_versions.drawn_logprobs(completion)
+    if completion.finish_reason == "abort" and not token_ids:
+        return failed(TIME_LIMIT)
     whole = () if adapter is None else (Span(version=adapter, start=0, end=len(token_ids)),)
     spans = whole or vllm_versions.version_spans(completion)
     if spans is None or len(logprobs) != len(token_ids):
