@@ -63,10 +63,7 @@ def _summary(plan: Plan) -> Table:
             f"{plan.cost_per_hour:.2f}: learner {plan.learner_per_hour:.2f}, samplers {plan.rent_per_hour:.2f}, "
             f"traffic {plan.traffic_per_hour:.2f}",
         ),
-        (
-            "per step",
-            f"{plan.cost_per_step:.3f}; {1e6 * plan.cost_per_token:.3g} for a million trained tokens",
-        ),
+        ("per step", f"{plan.cost_per_step:.3f}; {1e6 * plan.cost_per_token:.3g} for a million trained tokens"),
         *((f"vs {WAYS[one.name]}", _against(plan, one)) for one in plan.references),
     ]
     for name, value in pairs:

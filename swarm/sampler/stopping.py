@@ -31,9 +31,9 @@ class StopStrings:
         return [any(stop in text for stop in self._stops) for text in texts]
 
     def settled(self, row: Sequence[int]) -> int:
-        """Return after how many tokens of an unfinished completion no stop string can have begun: who goes on from
-        there looks at its own tokens only."""
-        begun = tuple(stop[:length] for stop in self._stops for length in range(1, len(stop)))
+        """Return after how many tokens of an unfinished completion no stop string can have begun, or have come with
+        the last token: who goes on from there looks at its own tokens only."""
+        begun = tuple(stop[:length] for stop in self._stops for length in range(1, len(stop) + 1))
         for count in range(len(row), 0, -1):
             text = self._tokenizer.decode(list(row[max(0, count - self._window) : count]), skip_special_tokens=False)
             if not text.endswith((*begun, "\ufffd")):

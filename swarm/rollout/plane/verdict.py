@@ -7,6 +7,7 @@ from array import array
 
 from swarm.rollout.messages import Answer
 from swarm.rollout.plane.begun import handing_fault
+from swarm.rollout.plane.episodes import MAX_SPANS
 from swarm.rollout.plane.groups import Group, Sample
 from swarm.rollout.plane.rules import is_fresh, staleness
 from swarm.types import NodeId, Rollout, Verdict, VersionId
@@ -94,6 +95,8 @@ def _rules_fault(drawn: Rollout, group: Group, sample: Sample) -> str:
         most = min(rules.max_new_tokens, sample.episode.tokens_left(group.episodes))
     if sample.begun is not None:
         most -= sample.begun.length
+        if len(sample.begun.spans) + len(drawn.spans) > MAX_SPANS:
+            return "more versions than a rollout takes"
     if drawn.finish == "handed":
         if sample.episode is not None or drawn.length >= most:
             return "a turn, or all of a completion, is handed over"

@@ -25,7 +25,8 @@ def row(text: str) -> list[int]:
         ("123456", ["67"], "12345"),
         ("123456", ["4567"], "123"),
         ("123456", ["4567", "34"], "12"),
-        ("123456", ["7", "6"], "123456"),
+        ("123456", ["7", "6"], "12345"),
+        ("123456", ["56"], "1234"),
     ],
 )
 def test_what_is_kept_ends_before_the_first_token_of_a_stop(text: str, stops: list[str] | None, kept: str) -> None:

@@ -13,7 +13,7 @@ from swarm.rollout.journal.entries import GroupDropped, Record, RolloutAccepted,
 from swarm.rollout.messages import Answer
 from swarm.rollout.plane.begun import MAX_HANDED_SPANS, begun_name
 from swarm.rollout.plane.effects import Effect, Evaluated, Granted, Judged
-from swarm.rollout.plane.episodes import EpisodeRules
+from swarm.rollout.plane.episodes import MAX_SPANS, EpisodeRules
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Finish, Lease, NodeId, Score, Span, Turn
 from tests.builders import ALICE, BOB, RULES, STOP, answering, ask, ints, new_plane, prompt, rollout, v, verdict_of
@@ -182,6 +182,24 @@ def test_a_sample_changes_hands_a_limited_number_of_times() -> None:
         late = part(replace_begun(lease, *[3] * count), 3)
         assert why(hand_in(plane, ALICE, late))[0] == verdict
         ask(plane, ALICE, 0, 1, now=100.0)
+
+
+def test_what_is_joined_has_no_more_versions_than_a_rollout_takes() -> None:
+    """Else the journal could not be read again. A bound of 1,000 steps lets one part have as many versions."""
+    plane = plane_of(bound=1000)
+    (lease,) = ask(plane, ALICE, 0, 1)
+    (group,) = plane.leased.groups()
+    group.rules = structs.replace(RULES, max_new_tokens=2 * MAX_SPANS)
+    group.samples[0].begun = rollout(
+        tokens=[3] * 64, spans=[Span(version=v(0), start=at, end=at + 1) for at in range(64)]
+    )
+    for version in range(1, MAX_SPANS):
+        plane.published(v(version))
+    for count, verdict in ((MAX_SPANS - 63, "malformed"), (MAX_SPANS - 64, "accepted")):
+        spans = [Span(version=v(at), start=at, end=at + 1) for at in range(count)]
+        drawn = rollout(group_id=lease.group_id, tokens=[*[3] * (count - 1), STOP], spans=spans)
+        late = answering(replace_begun(lease, *[3] * 64), drawn)
+        assert verdict_of(hand_in(plane, ALICE, late)) == verdict
 
 
 def test_a_turn_of_an_episode_is_not_handed_over() -> None:
