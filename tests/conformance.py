@@ -73,9 +73,10 @@ def job(
     stops: tuple[int, ...] = (STOP,),
     stop: tuple[str, ...] = (),
     time_limit_s: float = 60.0,
+    is_divisible: bool = False,
 ) -> Job:
     rules = SamplingRules(temperature=temperature, max_new_tokens=limit, stop_token_ids=stops, stop=stop)
-    return Job(prompt_token_ids=prompt, seed=seed, rules=rules, time_limit_s=time_limit_s)
+    return Job(prompt_token_ids=prompt, seed=seed, rules=rules, time_limit_s=time_limit_s, is_divisible=is_divisible)
 
 
 def tokens(sampled: Sampled) -> list[int]:
@@ -266,6 +267,17 @@ async def shows_that_work_goes_on(life: Life) -> None:
     assert life.told or life.started.engine == "scripted", "without a rehearsed pace its draws take no time"
 
 
+async def ends_each_at_its_own_limit(life: Life) -> None:
+    """What one call draws side by side is of any length, such as the rest of what others began."""
+    await life.installed()
+    limits = (3, 12, 7, 1)
+    wholes = await life.draw(*(job(seed, stops=()) for seed in range(4)))
+    drawn = await life.draw(*(job(seed, limit=limit, stops=()) for seed, limit in enumerate(limits)))
+    for limit, whole, one in zip(limits, wholes, drawn, strict=True):
+        assert (one.finish, tokens(one)) == ("length", tokens(whole)[:limit])
+        assert logprobs(one) == pytest.approx(logprobs(whole)[:limit], abs=1e-4)
+
+
 async def gives_up_what_is_under_way(life: Life) -> None:
     """What has come is what would have come, and anybody can go on with it. Nothing is drawn afterwards, so this is no
     check of a life that others share."""
@@ -302,6 +314,7 @@ CHECKS: tuple[Callable[[Life], Awaitable[None]], ...] = (
     cuts_off_what_takes_too_long,
     refuses_a_file_that_was_not_signed_and_goes_on,
     takes_the_words_that_changed,
+    ends_each_at_its_own_limit,
     shows_that_work_goes_on,
 )
 

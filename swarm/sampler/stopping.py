@@ -1,4 +1,4 @@
-"""Stop strings: a completion ends with the token after which its text holds one of them."""
+"""When a completion ends before its time: with the token after which its text holds a stop string, or handed over."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ from pathlib import Path
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from swarm.sampler.engine import TIME_LIMIT, Sampled, drawn, failed
+from swarm.sampler.engine import TIME_LIMIT, Job, Sampled, drawn, failed
 from swarm.types import Span
 
+TAIL = 0.25  # Of a batch's completions; their places would stay empty until the longest has ended
 SPARE = 8  # Tokens decoded before the relevant ones: the first of a text may lose a space or half a character
+
+
+class Haste:
+    """When a batch ends early: at once if it is given up, or when an install waits and only its tail is left."""
+
+    def __init__(self) -> None:
+        self.is_given_up = self.install_waits = False
+
+    def ends(self, left: int, jobs: Sequence[Job]) -> bool:
+        """Return whether the completions of `jobs` that have not ended, `left` of them, are handed over as they are."""
+        is_tail = left <= TAIL * len(jobs) and all(job.is_divisible for job in jobs)
+        return self.is_given_up or (self.install_waits and is_tail)
 
 
 class StopStrings:
