@@ -31,6 +31,7 @@ LONGEST_PERIOD = 16  # Longest period between versions, in steps: rarer ones sav
 MAX_PLANNED = 3  # Settings for which a set is chosen
 ROLLOUTS = 10_000  # That are simulated, in some two seconds, but at least MIN_STEPS steps
 MIN_STEPS = 8
+SETTLED_STEPS = 32  # Before them, where four times ROLLOUTS allow it: pacing learns how old rollouts have to be
 AS_CHEAP = 1.01  # Costs per step within this factor count as equal: prices are not known better
 
 
@@ -144,7 +145,7 @@ def _simulated(scenario: Scenario, draft: Draft, idle_target: float) -> Plan:
         chosen,
         delivery.install_s,
         steps=max(MIN_STEPS, ROLLOUTS // demand.rollouts_per_step),
-        warmup_steps=warmup_steps(demand),
+        warmup_steps=max(warmup_steps(demand), min(SETTLED_STEPS, 4 * ROLLOUTS // demand.rollouts_per_step)),
         seed=0,
     )
     rent, traffic = _prices(scenario, demand, chosen, step_s=found.step_s)

@@ -17,6 +17,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     ("name", "colocated", "async_dc"),
     [
         pytest.param("lab-4b", 0.25, 0.2, marks=pytest.mark.slow),
+        # Where answers take several steps it takes pacing some thirty to find how old they have to be.
+        pytest.param("published-30b-a3b", 0.25, 0.05, marks=pytest.mark.slow),
         pytest.param("volunteers-8b", 0.25, 0.2, marks=pytest.mark.long),
         pytest.param("volunteers-8b-fp8", 0.25, 0.2, marks=pytest.mark.long),
         # In bf16 few of its machines are worth their price.
