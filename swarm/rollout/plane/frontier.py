@@ -2,11 +2,10 @@
 nothing.
 
 Of a group's next CANDIDATES prompts one is drawn, with probability in proportion to the variance that its rewards are
-expected to have. A reward counts as a success to the share of the run's range of rewards that it reached, so p is the
-prompt's rate of success, and p (1 - p) bounds the variance. The estimate of p is a Beta distribution. Its mean before
-anything was tried is foreseen from features of the text by a logistic model of the last WINDOW groups, and is the run's
-own rate of success where these say nothing; it counts as PRIOR_TRIES tries. What was tried counts half after HALF_LIFE
-steps. A share of UNIFORM of the groups ignores all this, so that no prompt is given up.
+expected to have. That is the mean over the groups that the prompt had, by their tries, which count half after HALF_LIFE
+steps, and over PRIOR_TRIES more, whose variance is foreseen: a logistic model of the last WINDOW groups says from
+features of the text which share p of the run's range of rewards a prompt gets, and the variance is p (1 - p) times as
+much as these groups had by that. A share of UNIFORM of the groups ignores all this, so that no prompt is given up.
 
 What is optimised is no longer the mean over the prompts, but one that weighs each by how often it is drawn.
 
@@ -42,10 +41,10 @@ class Frontier:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._known: Bounded[str, tuple[float, float, int]] = Bounded(RECALLED_GROUPS)
-        """By prompt id: tries, the sum of their rewards, both as they count at a step, and that step"""
-        self._window: deque[tuple[tuple[float, ...], float]] = deque(maxlen=WINDOW)
+        """By prompt id: tries, the sum of their variances, both as they count at a step, and that step"""
+        self._window: deque[tuple[tuple[float, ...], float, float]] = deque(maxlen=WINDOW)
         self._lowest, self._highest = math.inf, -math.inf
-        self._foresee = Foresight(())
+        self._foresee, self._scale = Foresight(()), 1.0
         self._waiting: list[tuple[Tried, Prompt]] = []
 
     def choose(self, number: int, step: int, candidates: Sequence[Prompt], open_ids: Collection[str]) -> int:
@@ -79,14 +78,11 @@ class Frontier:
         self.fold(before=step + 1)
 
     def expected_variance(self, prompt: Prompt, step: int) -> float:
-        """Return E[p (1 - p)] of a prompt at `step`: a b / ((a + b) (a + b + 1)) for p distributed as Beta(a, b)."""
+        """Return the variance that the rewards of a prompt are expected to have at `step`."""
         rate = self._foresee(features(prompt))
         tries, total, then = self._known.get(prompt.prompt_id) or (0.0, 0.0, step)
         left = remaining(step - then)
-        successes = left * tries * self._share(total / tries) if tries else 0.0
-        a = PRIOR_TRIES * rate + successes
-        b = PRIOR_TRIES * (1 - rate) + left * tries - successes
-        return a * b / ((a + b) * (a + b + 1))
+        return (PRIOR_TRIES * self._scale * rate * (1 - rate) + left * total) / (PRIOR_TRIES + left * tries)
 
     def note(self, new: Tried, prompt: Prompt) -> None:
         """Take the rewards of a group, which count from the next `fold` on."""
@@ -99,10 +95,13 @@ class Frontier:
         for new, prompt in sorted(ripe, key=lambda one: (one[0].step, one[0].number)):
             tries, total, then = self._known.get(prompt.prompt_id) or (0.0, 0.0, new.step)
             left = remaining(new.step - then)
-            self._known[prompt.prompt_id] = left * tries + new.tries, left * total + new.total, new.step
-            self._window.append((features(prompt), new.total / new.tries))
+            found = variance(new)
+            self._known[prompt.prompt_id] = left * tries + new.tries, left * total + new.tries * found, new.step
+            self._window.append((features(prompt), new.total / new.tries, found))
             self._lowest, self._highest = min(self._lowest, new.lowest), max(self._highest, new.highest)
-        self._foresee = Foresight([(given, self._share(mean)) for given, mean in self._window])
+        self._foresee = Foresight([(given, self._share(mean)) for given, mean, _ in self._window])
+        rates = [self._foresee(given) for given, _, _ in self._window]
+        self._scale = (sum(found for _, _, found in self._window) or 1.0) / (sum(p * (1 - p) for p in rates) or 1.0)
 
     def _share(self, reward: float) -> float:
         spread = self._highest - self._lowest
@@ -114,6 +113,12 @@ def tried(group: Group, step: int) -> tuple[Tried, Prompt]:
     rewards = [sample.score.reward for sample in group.samples if sample.score is not None]
     figures = len(rewards), sum(rewards), min(rewards), max(rewards)
     return Tried(group.order, group.prompt_number, step, *figures), group.prompt
+
+
+def variance(of: Tried) -> float:
+    """Return the variance of these rewards if there were two values, and the most that it can be (Bhatia and Davis)."""
+    mean = of.total / of.tries
+    return max(0.0, (of.highest - mean) * (mean - of.lowest))
 
 
 def remaining(steps: int) -> float:

@@ -66,14 +66,24 @@ def test_a_prompt_that_was_never_right_in_hundreds_of_tries_is_still_drawn() -> 
     assert chosen(frontier, [prompt(0), prompt(1)], step=60)[0] > 0.04 * 2000
 
 
-def test_rewards_are_judged_by_their_range_in_the_run() -> None:
-    """Rewards of -3 and 5: what is between them counts as half right."""
+def test_a_prompt_whose_answers_are_all_half_right_teaches_nothing_either() -> None:
+    """Rewards of 0 and 1, and one of 0.5 for each answer to the middle prompt."""
     frontier = Frontier(seed=1)
-    for place, mean in enumerate((-3.0, 1.0, 5.0)):
-        frontier.note(Tried(place, place, 0, TRIES, TRIES * mean, mean, mean), prompt(place))
+    for place, (mean, lowest, highest) in enumerate(((0.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.5, 0.0, 1.0))):
+        frontier.note(Tried(place, place, 0, TRIES, TRIES * mean, lowest, highest), prompt(place))
     frontier.fold(before=1)
-    low, between, high = (frontier.expected_variance(prompt(place), 1) for place in range(3))
-    assert between > 2 * max(low, high)
+    low, between, mixed = (frontier.expected_variance(prompt(place), 1) for place in range(3))
+    assert mixed > 4 * max(low, between)
+
+
+def test_little_is_expected_of_new_prompts_where_each_was_always_right_or_never() -> None:
+    frontier = told(*[0, TRIES] * 8, TRIES // 2)
+    assert frontier.expected_variance(prompt(16), 1) > 4 * frontier.expected_variance(prompt(17), 1)
+
+
+def test_before_any_group_had_unlike_rewards_all_prompts_are_alike() -> None:
+    often = chosen(told(0, 0, 8), [prompt(place) for place in range(4)])
+    assert min(often[place] for place in range(4)) > 0.1 * 2000
 
 
 def test_what_was_tried_long_ago_is_tried_again() -> None:
