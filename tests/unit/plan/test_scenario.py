@@ -80,6 +80,7 @@ def of_class(scenario: Scenario, name: str, random: Random | None = None) -> lis
         ("volunteers-8b-fp8", 140, 83),
         ("internet-32b", 520, 475),
         ("internet-32b-fp8", 1000, 740),
+        ("published-30b-a3b", 32, 32),
     ],
 )
 def test_an_example_has_the_nodes_that_its_head_speaks_of(name: str, nodes: int, online: int) -> None:
