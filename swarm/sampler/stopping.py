@@ -12,20 +12,32 @@ from tokenizers import Tokenizer
 from swarm.sampler.engine import TIME_LIMIT, Job, Sampled, drawn, failed
 from swarm.types import Span
 
-TAIL = 0.25  # Of a batch's completions; their places would stay empty until the longest has ended
+TAIL = 0.25  # Of a batch's completions, whose places stay empty until the longest of these has ended
+LONG_TAIL = 1.5  # Times as long as most: a short one ends before others could go on with it
 SPARE = 8  # Tokens decoded before the relevant ones: the first of a text may lose a space or half a character
 
 
 class Haste:
-    """When a batch ends early: at once if it is given up, or when an install waits and only its tail is left."""
+    """Why batches end early: their engine is given up, or an install waits for the tail of one."""
 
     def __init__(self) -> None:
         self.is_given_up = self.install_waits = False
 
-    def ends(self, left: int, jobs: Sequence[Job]) -> bool:
-        """Return whether the completions of `jobs` that have not ended, `left` of them, are handed over as they are."""
-        is_tail = left <= TAIL * len(jobs) and all(job.is_divisible for job in jobs)
-        return self.is_given_up or (self.install_waits and is_tail)
+
+class Batch:
+    """Tells when the completions of `jobs` that have not ended are handed over as they are."""
+
+    def __init__(self, jobs: Sequence[Job], haste: Haste) -> None:
+        self._few = TAIL * len(jobs) if all(job.is_divisible for job in jobs) else 0
+        self._haste = haste
+        self._tail_at = 0
+
+    def ends(self, left: int, length: int) -> bool:
+        """Return whether it ends with `left` of them, which have up to `length` tokens."""
+        if left <= self._few and not self._tail_at:
+            self._tail_at = length
+        is_long = self._tail_at and length >= LONG_TAIL * self._tail_at
+        return self._haste.is_given_up or bool(self._haste.install_waits and is_long)
 
 
 class StopStrings:

@@ -12,7 +12,7 @@ from mlx_lm.generate import BatchGenerator
 
 from swarm.sampler.engine import Job, Sampled, Told, drawn
 from swarm.sampler.mlx.draws import gumbel
-from swarm.sampler.stopping import Haste, StopStrings, handed
+from swarm.sampler.stopping import Batch, StopStrings, handed
 from swarm.types import Finish, Span, VersionId
 
 PREFILL_TOKENS = 16_384  # Of all prompts read in one step: as many as mlx-lm allows for its eight
@@ -73,9 +73,9 @@ class Drawing:
         rows: Sequence[GrowingRow],
         places: int,
         vocab_size: int,
-        haste: Haste,
+        batch: Batch,
     ) -> None:
-        self._haste, self._jobs = haste, [row.job for row in rows]
+        self._batch = batch
         places = min(len(rows), places)
         self._vocab_size = vocab_size
         self._noise: Any = None
@@ -113,7 +113,8 @@ class Drawing:
         return steps
 
     def _drop_late(self, spent_s: float) -> None:
-        end = self._haste.ends(len(self._alive), self._jobs)
+        lengths = [len(row.token_ids) for row in self._alive.values()]
+        end = self._batch.ends(len(lengths), max(lengths))
         if late := [uid for uid, row in self._alive.items() if end or spent_s >= row.job.time_limit_s]:
             self._generator.remove(late)
             self._alive = {uid: row for uid, row in self._alive.items() if uid not in late}

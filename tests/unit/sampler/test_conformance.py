@@ -53,8 +53,8 @@ async def test_it_gives_up_what_is_under_way(name: str, tmp_path: Path) -> None:
 async def test_the_tail_of_a_batch_is_handed_over_for_an_install_that_waits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others go on with it, or the same engine with the new version. Turns of episodes are not cut, nor is a batch of
-    which more is left."""
+    """Once it is half as long again as what has ended. Others go on with it, or the same engine with the new version.
+    Turns of episodes are not cut, nor is a batch of which more is left."""
     if name == "apart":
         monkeypatch.setattr("swarm.sampler.transformers.can_grow", lambda model: False)
     engine = ENGINES["mlx" if name == "mlx" else "transformers"]()
@@ -69,11 +69,12 @@ async def test_the_tail_of_a_batch_is_handed_over_for_an_install_that_waits(
         return [(one.finish, tokens(one)) for one in drawn]
 
     wholes = await draw(3)
+    assert {finish for finish, _ in await draw(2)} == {"length"}
     assert isinstance(engine, Threaded)
     engine._engine.haste.install_waits = True
     assert await draw(3) == wholes
     assert await draw(2, is_divisible=False) == [*wholes[:2], ("length", wholes[2][1][:4]), *wholes[3:]]
     assert await draw(2) == [
-        *(("handed", whole[:4]) for _, whole in wholes[:2]),
+        *(("handed", whole[:6]) for _, whole in wholes[:2]),
         *(("length", w[:4]) for _, w in wholes[2:]),
     ]
