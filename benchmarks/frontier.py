@@ -2,18 +2,19 @@
 
 bin/python -m benchmarks.frontier --solvable 1,0.2,0.1 --json
 bin/python -m benchmarks.frontier --pool 0 --json
+bin/python -m benchmarks.frontier --config examples/smollm2.toml --model DIR --target 0.7 --eval-steps 10 --json
 
 The warm tiny model, which does one of four things to four digits, learns to sort from exact match, trainer and engine
 in one process, in turn. All but the share `--solvable` of the pool asks for what it cannot do, as in a set of questions
 of which most are too hard; what is held out can all be learned. With `--pool 0` no prompt comes twice, and what is too
-hard is longer, so that it can be foreseen. Each selection has the same pool, batch and target, and the learning rate is
-low enough for what a batch teaches to bind:
+hard is longer, so that it can be foreseen. The learning rate is low enough for what a batch teaches to bind. With
+`--config` it is that file's run instead, at S = 0. Each selection has the same pool, batch and target:
 uniform    each prompt as often as any other, in epochs
 dynamic    uniform, and others are drawn for groups of one reward (dynamic_sampling)
 frontier   selection = "frontier"
 both       frontier with dynamic_sampling
 
-`rollouts` counts all that were drawn until greedy held-out accuracy, measured every EVAL_STEPS steps, first reached the
+`rollouts` counts all that were drawn until greedy held-out accuracy, measured every `--eval-steps`, first reached the
 target; None is never. Rows are followed by medians over the seeds for each share; `rollouts_uniform_over_frontier` is
 the ratio of those of the smallest share.
 """
@@ -43,8 +44,8 @@ from swarm.types import Prompt
 
 SELECTIONS = ("uniform", "dynamic", "frontier", "both")
 HELD_OUT = 500
+MOST_STEPS = 2500
 ENDLESS = 40_000  # Numbers, of which no run sees one twice
-EVAL_STEPS = 2
 
 
 class Selecting(OneProcess):
@@ -117,11 +118,13 @@ def write_pool(path: Path, pool: int, solvable: float, seed: int) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def run_once(selection: str, solvable: float, options: argparse.Namespace, seed: int) -> Figures:
-    with tempfile.TemporaryDirectory(prefix="frontier-") as name:
-        questions = Path(name) / "questions.jsonl"
+def config_of(solvable: float, options: argparse.Namespace, seed: int, directory: Path) -> LeadConfig:
+    """The run of the file that was given, or that of a pool of numbers, which is written into `directory`."""
+    values: dict[str, Any] = {"max_staleness": 0, "seed": seed, "steps": options.steps, "model": options.model}
+    if options.config is None:
+        questions = directory / "questions.jsonl"
         write_pool(questions, options.pool, solvable, seed)
-        values: dict[str, Any] = {
+        values |= {
             "model": TINY_WARM,
             "task": f"jsonl:{questions}",
             "rewards": {"exact": 1.0},
@@ -129,16 +132,20 @@ def run_once(selection: str, solvable: float, options: argparse.Namespace, seed:
             "learning_rate": options.learning_rate,
             "groups_per_step": options.groups,
             "group_size": options.group_size,
-            "max_staleness": 0,
-            "seed": seed,
-            "steps": options.steps,
             "eval_prompts": HELD_OUT,
+            "steps": options.steps or MOST_STEPS,
         }
-        run = Selecting(load_config(LeadConfig, None, values), Path(name) / "run", selection)
+    return load_config(LeadConfig, options.config, values)
+
+
+def run_once(selection: str, solvable: float, options: argparse.Namespace, seed: int) -> Figures:
+    with tempfile.TemporaryDirectory(prefix="frontier-") as name:
+        config = config_of(solvable, options, seed, Path(name))
+        run = Selecting(config, Path(name) / "run", selection)
         curve = [(0, run.accuracy())]
-        for number in range(options.steps):
+        for number in range(config.steps):
             run.train(number)
-            if (number + 1) % EVAL_STEPS == 0:
+            if (number + 1) % options.eval_steps == 0:
                 curve.append((run.drawn, run.accuracy()))
                 if curve[-1][1] >= options.target:
                     break
@@ -150,7 +157,7 @@ def run_once(selection: str, solvable: float, options: argparse.Namespace, seed:
         "rollouts": reached,
         "steps": number + 1,
         "accuracy": curve[-1][1],
-        "flat_share": round(run.flat / ((number + 1) * options.groups), 3),
+        "flat_share": round(run.flat / ((number + 1) * config.groups_per_step), 3),
         "curve": curve[:: options.every],
     }
 
@@ -160,7 +167,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pool", type=int, default=200, help="prompts to train on; 0: none comes twice")
     parser.add_argument("--solvable", type=listed(float), default=[0.2], help="shares of the pool")
     parser.add_argument("--target", type=float, default=0.85, help="held-out accuracy that is waited for")
-    parser.add_argument("--steps", type=int, default=2500, help="most steps of a run")
+    parser.add_argument("--steps", type=int, help="most steps of a run, unless the file says it")
+    parser.add_argument("--eval-steps", type=int, default=2, help="steps from one measurement to the next")
+    parser.add_argument("--config", type=Path, help="a file of settings: its model, task and batch")
+    parser.add_argument("--model", help="instead of the file's")
     parser.add_argument("--groups", type=int, default=4, help="of a step")
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--seeds", type=listed(int), default=[0, 1, 2])
@@ -168,6 +178,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--every", type=int, default=25, help="of the curve's points, show one in so many")
     options = parser.parse_args(arguments)
+    if options.config is not None:
+        options.solvable = [1.0]
     if not options.pool and max(options.solvable) * ENDLESS > 10**DIGITS - HELD_OUT:
         parser.error(
             f"there are only {10**DIGITS - HELD_OUT} numbers that can be learned: give less than --solvable 0.23"

@@ -25,11 +25,11 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from tokenizers import Tokenizer
 
 from benchmarks import Figures, listed, parser_of, said
 from benchmarks.charts import Chart, Curve, picture
@@ -43,14 +43,14 @@ from swarm.models.device import as_streamed
 from swarm.process import NoParent
 from swarm.report.figures import Column
 from swarm.rollout.plane.groups import sample_seed
+from swarm.run.prompts import TaskRecord, open_prompts
 from swarm.sampler.engine import EngineOptions, Generate, Job, Sampled, Start
 from swarm.sampler.transformers import TransformersEngine
 from swarm.sampler.weights import own_tensors
 from swarm.settings import TINY, LeadConfig
 from swarm.settings_file import load_config
 from swarm.tasks import DEFAULT_NEW_TOKENS, load_task, task_options
-from swarm.tasks.turns import completion_text
-from swarm.types import Freshness, GroupId, ObjectiveName, Prompt, SamplingRules, Score, VersionId
+from swarm.types import MAX_TOKENS, Freshness, GroupId, ObjectiveName, Prompt, SamplingRules, Score, VersionId
 
 # -- one process -----------------------------------------------------------------------------------------------------
 
@@ -71,7 +71,8 @@ class OneProcess:
         self._engine = TransformersEngine()
         options = EngineOptions(device="cpu")
         self._engine.start(Start(directory=str(directory / "model"), layout=self._layout, options=options), _quietly)
-        self._tokenizer = Tokenizer.from_file(str(directory / "model" / "tokenizer.json"))
+        record = TaskRecord("", MAX_TOKENS, datetime.now(), self._stop_token_ids)
+        self._prompts = open_prompts(config, self._task, directory / "model", record, say=lambda line: None)
         self._kept: deque[tuple[int, dict[TensorSpec, torch.Tensor]]] = deque(maxlen=config.max_staleness + 1)
         self._keep(0)
 
@@ -151,11 +152,10 @@ class OneProcess:
         )
 
     def _score(self, prompt: Prompt, sample: Sampled) -> Score:
-        text = completion_text(self._tokenizer, array("i", sample.token_ids), self._stop_token_ids)
-        return self._task.score(prompt, text)
+        return self._task.score(prompt, self._prompts.decode(array("i", sample.token_ids)))
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(prompt.text).ids)
+        return self._prompts.encode(prompt).token_ids
 
 
 def _quietly() -> None: ...
