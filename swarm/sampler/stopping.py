@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from swarm.sampler.engine import TIME_LIMIT, Job, Sampled, drawn, failed
 from swarm.types import Span
 
-TAIL = 0.25  # Of a batch's completions, whose places stay empty until the longest of these has ended
-LONG_TAIL = 1.5  # Times as long as most: a short one ends before others could go on with it
+SHARE = 0.25  # Of a batch's completions, whose places stay empty until the longest of these has ended
+LONG = 1.5  # Times as long as most: a short one ends before others could go on with it
 SPARE = 8  # Tokens decoded before the relevant ones: the first of a text may lose a space or half a character
 
 
@@ -24,19 +24,19 @@ class Haste:
         self.is_given_up = self.install_waits = False
 
 
-class Batch:
-    """Tells when the completions of `jobs` that have not ended are handed over as they are."""
+class Tail:
+    """What is left of a batch of `jobs`; tells when it is handed over as it is."""
 
     def __init__(self, jobs: Sequence[Job], haste: Haste) -> None:
-        self._few = TAIL * len(jobs) if all(job.is_divisible for job in jobs) else 0
+        self._few = SHARE * len(jobs) if all(job.is_divisible for job in jobs) else 0
         self._haste = haste
-        self._tail_at = 0
+        self._from = 0
 
     def ends(self, left: int, length: int) -> bool:
-        """Return whether it ends with `left` of them, which have up to `length` tokens."""
-        if left <= self._few and not self._tail_at:
-            self._tail_at = length
-        is_long = self._tail_at and length >= LONG_TAIL * self._tail_at
+        """Return whether the batch ends now, with `left` completions, which have up to `length` tokens."""
+        if left <= self._few and not self._from:
+            self._from = length
+        is_long = self._from and length >= LONG * self._from
         return self._haste.is_given_up or bool(self._haste.install_waits and is_long)
 
 

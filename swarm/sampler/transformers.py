@@ -35,7 +35,7 @@ from swarm.sampler.engine import (
 )
 from swarm.sampler.growing import can_grow, grow
 from swarm.sampler.room import reckon
-from swarm.sampler.stopping import Batch, Haste, StopStrings, handed, load_tokenizer
+from swarm.sampler.stopping import Haste, StopStrings, Tail, handed, load_tokenizer
 from swarm.sampler.weights import (
     build_model,
     changed_items,
@@ -166,7 +166,7 @@ class TransformersEngine:
     def _drawn_as_a_tree(
         self, jobs: list[Job], draw: SeededDraw, stopping: StopsRows | None, time_s: float
     ) -> torch.Tensor:
-        until, batch = time.monotonic() + time_s, Batch(jobs, self.haste)
+        until, tail = time.monotonic() + time_s, Tail(jobs, self.haste)
         stops, limits = self._ends_of(jobs)
 
         def choose(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -177,7 +177,7 @@ class TransformersEngine:
             return stopped | stopping.reached(completions) if stopping else stopped
 
         def over(left: int) -> bool:
-            return batch.ends(left, len(draw.logprobs)) or time.monotonic() >= until
+            return tail.ends(left, len(draw.logprobs)) or time.monotonic() >= until
 
         prompts = [job.prompt_token_ids for job in jobs]
         return grow(self._model, prompts, choose, ended, over)
@@ -191,13 +191,13 @@ class TransformersEngine:
         pad = rules.stop_token_ids[0] if rules.stop_token_ids else 0
         fills = [width - len(job.prompt_token_ids) for job in jobs]
         ids = [[*[pad] * fill, *job.prompt_token_ids] for job, fill in zip(jobs, fills, strict=True)]
-        (stops, limits), batch = self._ends_of(jobs), Batch(jobs, self.haste)
+        (stops, limits), tail = self._ends_of(jobs), Tail(jobs, self.haste)
 
         def ended(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
             length = ids.shape[1] - width
             found = torch.isin(ids[:, width:], stops).any(1) | (limits <= length)
             found = found | stopping.reached(ids[:, width:]) if stopping else found
-            return found | batch.ends(int((~found).sum()), length)
+            return found | tail.ends(int((~found).sum()), length)
 
         output: torch.Tensor = self._model.generate(
             torch.tensor(ids, device=device),

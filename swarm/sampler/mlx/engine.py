@@ -26,7 +26,7 @@ from swarm.sampler.engine import (
 from swarm.sampler.mlx.drawing import Drawing, GrowingRow
 from swarm.sampler.mlx.model import OTHERWISE, HeldModel
 from swarm.sampler.room import reckon
-from swarm.sampler.stopping import Batch, Haste, StopStrings, load_tokenizer
+from swarm.sampler.stopping import Haste, StopStrings, Tail, load_tokenizer
 from swarm.sampler.weights import planned_model
 from swarm.types import SamplingRules, VersionId
 
@@ -90,8 +90,8 @@ class MlxEngine:
         return "sums" if self._started.precision == "none" else "rounding"
 
     def _drawing(self, rows: list[GrowingRow]) -> Drawing:
-        batch = Batch([row.job for row in rows], self.haste)
-        return Drawing(self._model.module, rows, self._started.places, self._vocab_size, batch)
+        tail = Tail([row.job for row in rows], self.haste)
+        return Drawing(self._model.module, rows, self._started.places, self._vocab_size, tail)
 
     def generate(self, command: Generate, progress: Told) -> Generated:
         assert self._version is not None
