@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.integration.processes import Node, Swarm, eventually
@@ -86,9 +87,11 @@ def test_a_command_that_is_stopped_says_so_in_a_line(tmp_path: Path) -> None:
     held: list[int] = []
 
     def is_read() -> bool:
-        with suppress(OSError):  # ENXIO: nobody reads it yet.
-            held.append(os.open(scenario, os.O_WRONLY | os.O_NONBLOCK))
-        return bool(held)
+        """A signal between open and read would be seen only after the read: it has to wait there already."""
+        if not held:
+            with suppress(OSError):  # ENXIO: nobody reads it yet.
+                held.append(os.open(scenario, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(held) and psutil.Process(plan.process.pid).status() == psutil.STATUS_SLEEPING
 
     try:
         eventually(is_read, plan, "the scenario is opened")
