@@ -73,10 +73,9 @@ def job(
     stops: tuple[int, ...] = (STOP,),
     stop: tuple[str, ...] = (),
     time_limit_s: float = 60.0,
-    is_divisible: bool = False,
 ) -> Job:
     rules = SamplingRules(temperature=temperature, max_new_tokens=limit, stop_token_ids=stops, stop=stop)
-    return Job(prompt_token_ids=prompt, seed=seed, rules=rules, time_limit_s=time_limit_s, is_divisible=is_divisible)
+    return Job(prompt_token_ids=prompt, seed=seed, rules=rules, time_limit_s=time_limit_s)
 
 
 def tokens(sampled: Sampled) -> list[int]:
@@ -268,7 +267,7 @@ async def shows_that_work_goes_on(life: Life) -> None:
 
 
 async def ends_each_at_its_own_limit(life: Life) -> None:
-    """What one call draws side by side is of any length, such as the rest of what others began."""
+    """What one call draws may be of any length, such as the rest of what others began."""
     await life.installed()
     limits = (3, 12, 7, 1)
     wholes = await life.draw(*(job(seed, stops=()) for seed in range(4)))

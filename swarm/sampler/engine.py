@@ -135,13 +135,10 @@ class NotInstalled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A completion to be drawn. `is_divisible`: it may be handed over half-done, for an install that waits for it."""
-
     prompt_token_ids: tuple[int, ...]
     seed: int
     rules: SamplingRules
     time_limit_s: float
-    is_divisible: bool = False
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True):

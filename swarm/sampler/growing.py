@@ -8,6 +8,7 @@ for models that keep the keys and values of all tokens in every layer.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,17 +26,17 @@ Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Ended = Callable[[torch.Tensor], torch.Tensor]
 """Says which completions, [prompts, tokens so far], have ended: [prompts]."""
 
-Over = Callable[[int], bool]
-"""Says whether all end after the current token, so many of which have not ended."""
-
 
 def can_grow(model: Any) -> bool:
     layers = DynamicCache(config=model.config).layers
     return has_full_attention(model) and all(type(layer) is DynamicLayer for layer in layers)
 
 
-def grow(model: Any, prompts: Sequence[Sequence[int]], choose: Choose, ended: Ended, over: Over) -> torch.Tensor:
-    """Draw a completion of each prompt, [prompts, tokens]; tokens after the end of a completion are arbitrary."""
+def grow(
+    model: Any, prompts: Sequence[Sequence[int]], choose: Choose, ended: Ended, *, most_tokens: int, until: float
+) -> torch.Tensor:
+    """Draw a completion of each prompt, [prompts, tokens]; tokens after the end of a completion are arbitrary. At the
+    monotonic time `until` all end after the current token."""
     distinct = sorted({tuple(prompt) for prompt in prompts})
     number_of = {prompt: number for number, prompt in enumerate(distinct)}
     cache, seen, logits = _read(model, distinct)
@@ -48,7 +49,7 @@ def grow(model: Any, prompts: Sequence[Sequence[int]], choose: Choose, ended: En
         completions[rows, -1] = chosen = choose(logits[leaves], rows)
         going = ~ended(completions)[rows]
         rows, leaves, chosen = rows[going], leaves[going], chosen[going]
-        if not len(rows) or over(len(rows)):
+        if not len(rows) or completions.shape[1] == most_tokens or time.monotonic() >= until:
             return completions
         branches, leaves = torch.unique(torch.stack([leaves, chosen], 1), dim=0, return_inverse=True)
         parents, tokens = branches.unbind(1)

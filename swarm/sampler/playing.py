@@ -61,8 +61,7 @@ class Game:
             rules = replace(rules, max_new_tokens=portion if self._is_cut else left)
             reads = (*reads, *begun)
         left_s = max(0.0, self._deadline - time.monotonic())
-        is_divisible = self._episode is None
-        return Job(prompt_token_ids=reads, seed=seed, rules=rules, time_limit_s=left_s, is_divisible=is_divisible)
+        return Job(prompt_token_ids=reads, seed=seed, rules=rules, time_limit_s=left_s)
 
     def answer(self, one: Sampled) -> Answer:
         """Return what was drawn, as it is handed in. Of an episode only whole turns are."""

@@ -1,4 +1,4 @@
-"""When a completion ends before its time: with the token after which its text holds a stop string, or handed over."""
+"""Stop strings: a completion ends with the token after which its text holds one of them."""
 
 from __future__ import annotations
 
@@ -9,35 +9,10 @@ from pathlib import Path
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from swarm.sampler.engine import TIME_LIMIT, Job, Sampled, drawn, failed
+from swarm.sampler.engine import TIME_LIMIT, Sampled, drawn, failed
 from swarm.types import Span
 
-SHARE = 0.25  # Of a batch's completions, whose places stay empty until the longest of these has ended
-LONG = 1.5  # Times as long as most: a short one ends before others could go on with it
 SPARE = 8  # Tokens decoded before the relevant ones: the first of a text may lose a space or half a character
-
-
-class Haste:
-    """Why batches end early: their engine is given up, or an install waits for the tail of one."""
-
-    def __init__(self) -> None:
-        self.is_given_up = self.install_waits = False
-
-
-class Tail:
-    """What is left of a batch of `jobs`; tells when it is handed over as it is."""
-
-    def __init__(self, jobs: Sequence[Job], haste: Haste) -> None:
-        self._few = SHARE * len(jobs) if all(job.is_divisible for job in jobs) else 0
-        self._haste = haste
-        self._from = 0
-
-    def ends(self, left: int, length: int) -> bool:
-        """Return whether the batch ends now, with `left` completions, which have up to `length` tokens."""
-        if left <= self._few and not self._from:
-            self._from = length
-        is_long = self._from and length >= LONG * self._from
-        return self._haste.is_given_up or bool(self._haste.install_waits and is_long)
 
 
 class StopStrings:

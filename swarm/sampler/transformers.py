@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ from swarm.sampler.engine import (
 )
 from swarm.sampler.growing import can_grow, grow
 from swarm.sampler.room import reckon
-from swarm.sampler.stopping import Haste, StopStrings, Tail, handed, load_tokenizer
+from swarm.sampler.stopping import StopStrings, handed, load_tokenizer
 from swarm.sampler.weights import (
     build_model,
     changed_items,
@@ -60,7 +61,7 @@ class TransformersEngine:
         self._version: VersionId | None = None
         self.held_sums: list[int] = []
         self._directory = ""
-        self.haste = Haste()
+        self._is_given_up = threading.Event()
         self._takes_filling: bool | None = None  # Whether prompts of other lengths may share a batch; not known yet
 
     def start(self, command: Start, progress: Told) -> Started:
@@ -134,10 +135,7 @@ class TransformersEngine:
         began = time.monotonic()
         if self._takes_filling is None:
             self._takes_filling = can_grow(self._model) or self._is_filling_harmless()
-        keys = [
-            (job.rules.stop_token_ids, job.rules.stop, 0 if self._takes_filling else len(job.prompt_token_ids))
-            for job in command.jobs
-        ]
+        keys = [(*_batch_key(job), 0 if self._takes_filling else len(job.prompt_token_ids)) for job in command.jobs]
         order = sorted(range(len(command.jobs)), key=keys.__getitem__)
         samples: dict[int, Sampled] = {}
         steps = 0
@@ -151,7 +149,7 @@ class TransformersEngine:
         return Generated(samples=ordered, seconds=time.monotonic() - began, steps=steps)
 
     def _generate_batch(self, jobs: list[Job], spent_s: float, progress: Told) -> tuple[Iterable[Sampled], int]:
-        """Draw jobs with one set of stops; `spent_s` of their time has passed. Also return how many
+        """Draw jobs with one limit and one set of stops; `spent_s` of their time has passed. Also return how many
         tokens the longest drew."""
         draw = SeededDraw(jobs, self._model.device, progress)
         stopping = self._stopping(jobs)
@@ -166,21 +164,20 @@ class TransformersEngine:
     def _drawn_as_a_tree(
         self, jobs: list[Job], draw: SeededDraw, stopping: StopsRows | None, time_s: float
     ) -> torch.Tensor:
-        until, tail = time.monotonic() + time_s, Tail(jobs, self.haste)
-        stops, limits = self._ends_of(jobs)
+        until, rules, device = time.monotonic() + time_s, jobs[0].rules, self._model.device
+        stops = torch.tensor(rules.stop_token_ids, dtype=torch.long, device=device)
 
         def choose(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
             return draw.drawn(logits, rows).argmax(-1)
 
         def ended(completions: torch.Tensor) -> torch.Tensor:
-            stopped = torch.isin(completions[:, -1], stops) | (limits <= completions.shape[1])
+            if self._is_given_up.is_set():
+                return torch.ones(len(completions), dtype=torch.bool, device=device)
+            stopped = torch.isin(completions[:, -1], stops)
             return stopped | stopping.reached(completions) if stopping else stopped
 
-        def over(left: int) -> bool:
-            return tail.ends(left, len(draw.logprobs)) or time.monotonic() >= until
-
         prompts = [job.prompt_token_ids for job in jobs]
-        return grow(self._model, prompts, choose, ended, over)
+        return grow(self._model, prompts, choose, ended, most_tokens=rules.max_new_tokens, until=until)
 
     def _drawn_apart(
         self, jobs: list[Job], draw: SeededDraw, stopping: StopsRows | None, time_s: float
@@ -191,33 +188,29 @@ class TransformersEngine:
         pad = rules.stop_token_ids[0] if rules.stop_token_ids else 0
         fills = [width - len(job.prompt_token_ids) for job in jobs]
         ids = [[*[pad] * fill, *job.prompt_token_ids] for job, fill in zip(jobs, fills, strict=True)]
-        (stops, limits), tail = self._ends_of(jobs), Tail(jobs, self.haste)
-
-        def ended(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            length = ids.shape[1] - width
-            found = torch.isin(ids[:, width:], stops).any(1) | (limits <= length)
-            found = found | stopping.reached(ids[:, width:]) if stopping else found
-            return found | tail.ends(int((~found).sum()), length)
-
+        criteria = [self._given_up]
+        if stopping:
+            criteria.append(lambda ids, scores, **_: stopping.reached(ids[:, width:]))
         output: torch.Tensor = self._model.generate(
             torch.tensor(ids, device=device),
             attention_mask=torch.tensor([[0] * fill + [1] * (width - fill) for fill in fills], device=device),
             generation_config=GenerationConfig(
                 do_sample=False,
-                max_new_tokens=int(limits.max()),
+                max_new_tokens=rules.max_new_tokens,
                 max_time=time_s,
                 eos_token_id=list(rules.stop_token_ids) or None,
                 pad_token_id=pad,
             ),
             logits_processor=LogitsProcessorList([draw]),
-            stopping_criteria=StoppingCriteriaList([ended]),
+            stopping_criteria=StoppingCriteriaList(criteria),
         )
         return output[:, width:]
 
-    def _ends_of(self, jobs: list[Job]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tokens that end these jobs, and how many each may have."""
-        stops = torch.tensor(jobs[0].rules.stop_token_ids, dtype=torch.long, device=self._model.device)
-        return stops, torch.tensor([job.rules.max_new_tokens for job in jobs], device=self._model.device)
+    def _given_up(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.full((len(ids),), self._is_given_up.is_set(), device=ids.device)
+
+    def give_up(self) -> None:
+        self._is_given_up.set()
 
     def _is_filling_harmless(self) -> bool:
         """Try it: layers that keep a state may read what fills a prompt up on the left, and give it other logits."""
@@ -239,8 +232,7 @@ class TransformersEngine:
         """Cut the completion. `end` is the number of tokens after which a stop string was reached."""
         assert self._version is not None
         stops = job.rules.stop_token_ids
-        most = min(end or len(token_ids), job.rules.max_new_tokens)
-        length = next((i + 1 for i, token in enumerate(token_ids[:most]) if token in stops), most)
+        length = next((i + 1 for i, token in enumerate(token_ids[:end]) if token in stops), end or len(token_ids))
         finish: Finish = "stop" if token_ids[length - 1] in stops or length == end else "length"
         spans = (Span(version=self._version, start=0, end=length),)
         if finish == "length" and length < job.rules.max_new_tokens:
@@ -253,8 +245,6 @@ class Blocking(Protocol):
     are none before the first, or after an install that failed. An install's file is checked before, but for frozen
     tensors that the engine holds by them."""
 
-    haste: Haste
-
     @property
     def held_sums(self) -> Sequence[int]: ...
 
@@ -264,10 +254,12 @@ class Blocking(Protocol):
 
     def generate(self, command: Generate, progress: Told) -> Generated: ...
 
+    def give_up(self) -> None: ...
+
 
 class Threaded:
     """An `Engine` over a blocking one: its calls run one after another in a thread. A file is checked while a batch
-    runs, not after it, and then its tail is handed over; the rest of an install draws nothing."""
+    runs, not after it; the rest of an install draws nothing."""
 
     def __init__(self, engine: Blocking) -> None:
         self._engine = engine
@@ -286,21 +278,20 @@ class Threaded:
             if (wrong := await asyncio.to_thread(wrong_tensor, *given)) is not None:
                 return NotInstalled("file", wrong)
         check_s = time.monotonic() - began
-        self._engine.haste.install_waits = True
         proof, pause_s = await self._run(self._timed_install, command, progress)
         if isinstance(proof, NotInstalled):
             return proof
         return Installed(seconds=check_s + pause_s, pause_s=pause_s, proof=proof)
 
     def _timed_install(self, command: Install, progress: Told) -> tuple[Proof | NotInstalled, float]:
-        began, self._engine.haste.install_waits = time.monotonic(), False
+        began = time.monotonic()
         return self._engine.install(command, progress), time.monotonic() - began
 
     async def generate(self, command: Generate, progress: Told) -> Generated:
         return await self._run(self._engine.generate, command, progress)
 
     def give_up(self) -> None:
-        self._engine.haste.is_given_up = True
+        self._engine.give_up()
 
     async def _run(self, call: Callable[..., R], *arguments: Any) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
@@ -353,6 +344,11 @@ class StopsRows:
             if reached and self.ends[row] is None:
                 self.ends[row] = completions.shape[1]
         return torch.tensor([end is not None for end in self.ends], device=completions.device)
+
+
+def _batch_key(job: Job) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
+    # Long ones first: they need most of the time that their leases leave.
+    return (-job.rules.max_new_tokens, job.rules.stop_token_ids, job.rules.stop)
 
 
 @contextmanager

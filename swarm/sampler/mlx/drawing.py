@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from mlx_lm.generate import BatchGenerator
 
 from swarm.sampler.engine import Job, Sampled, Told, drawn
 from swarm.sampler.mlx.draws import gumbel
-from swarm.sampler.stopping import StopStrings, Tail, handed
+from swarm.sampler.stopping import StopStrings, handed
 from swarm.types import Finish, Span, VersionId
 
 PREFILL_TOKENS = 16_384  # Of all prompts read in one step: as many as mlx-lm allows for its eight
@@ -73,9 +73,9 @@ class Drawing:
         rows: Sequence[GrowingRow],
         places: int,
         vocab_size: int,
-        tail: Tail,
+        is_given_up: Callable[[], bool],
     ) -> None:
-        self._tail = tail
+        self._is_given_up = is_given_up
         places = min(len(rows), places)
         self._vocab_size = vocab_size
         self._noise: Any = None
@@ -113,8 +113,7 @@ class Drawing:
         return steps
 
     def _drop_late(self, spent_s: float) -> None:
-        lengths = [len(row.token_ids) for row in self._alive.values()]
-        end = self._tail.ends(len(lengths), max(lengths))
+        end = self._is_given_up()
         if late := [uid for uid, row in self._alive.items() if end or spent_s >= row.job.time_limit_s]:
             self._generator.remove(late)
             self._alive = {uid: row for uid, row in self._alive.items() if uid not in late}

@@ -6,6 +6,7 @@ in the first rollouts and tells the sampler by how much its log-probs are off.
 
 from __future__ import annotations
 
+import threading
 import time
 
 import mlx.core as mx
@@ -26,7 +27,7 @@ from swarm.sampler.engine import (
 from swarm.sampler.mlx.drawing import Drawing, GrowingRow
 from swarm.sampler.mlx.model import OTHERWISE, HeldModel
 from swarm.sampler.room import reckon
-from swarm.sampler.stopping import Haste, StopStrings, Tail, load_tokenizer
+from swarm.sampler.stopping import StopStrings, load_tokenizer
 from swarm.sampler.weights import planned_model
 from swarm.types import SamplingRules, VersionId
 
@@ -41,7 +42,7 @@ class MlxEngine:
         self._version: VersionId | None = None
         self.held_sums: tuple[int, ...] = ()
         self._directory = ""
-        self.haste = Haste()
+        self._is_given_up = threading.Event()
 
     def start(self, command: Start, progress: Told) -> Started:
         options = command.options
@@ -90,8 +91,11 @@ class MlxEngine:
         return "sums" if self._started.precision == "none" else "rounding"
 
     def _drawing(self, rows: list[GrowingRow]) -> Drawing:
-        tail = Tail([row.job for row in rows], self.haste)
-        return Drawing(self._model.module, rows, self._started.places, self._vocab_size, tail)
+        given_up = self._is_given_up.is_set
+        return Drawing(self._model.module, rows, self._started.places, self._vocab_size, given_up)
+
+    def give_up(self) -> None:
+        self._is_given_up.set()
 
     def generate(self, command: Generate, progress: Told) -> Generated:
         assert self._version is not None

@@ -3,9 +3,6 @@ suite has the rest."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import time
 from array import array
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,20 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 from swarm.broadcast.store.changes import read_changes, write_changes
 from swarm.broadcast.version.manifest import Layout, regions_of
 from swarm.errors import EchoError, UserError
-from swarm.sampler.engine import (
-    Generate,
-    Generated,
-    Install,
-    Installed,
-    Job,
-    NotInstalled,
-    Proof,
-    Sampled,
-    Start,
-    Started,
-)
-from swarm.sampler.stopping import Haste
-from swarm.sampler.transformers import Threaded, TransformersEngine
+from swarm.sampler.engine import Generate, Job, NotInstalled, Sampled
+from swarm.sampler.transformers import TransformersEngine
 from swarm.sampler.weights import WrongWeights
 from tests import conformance
 from tests.builders import STOP, v
@@ -188,60 +173,24 @@ def test_what_prompts_have_in_common_is_computed_once(engine: TransformersEngine
         assert logprobs(sampled) == pytest.approx(expected, abs=1e-4)
 
 
-def test_what_other_strings_end_is_drawn_afterwards_within_the_time_of_the_call(
+def test_the_longest_are_drawn_first_and_all_within_the_time_of_the_call(
     staged: Staged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = installed(staged)
-    drawn: list[tuple[list[int], float]] = []
+    drawn: list[tuple[int, float]] = []
     generate_batch = engine._generate_batch
 
     def noting(jobs: list[Job], spent_s: float, progress: Callable[[], None]) -> tuple[Iterable[Sampled], int]:
-        drawn.append(([one.rules.max_new_tokens for one in jobs], spent_s))
+        drawn.append((jobs[0].rules.max_new_tokens, spent_s))
         return generate_batch(jobs, spent_s, progress)
 
     monkeypatch.setattr(engine, "_generate_batch", noting)
-    asked = ((2, ()), (6, ()), (4, ("never",)))
-    done = engine.generate(Generate(jobs=tuple(job(0, limit=n, stops=(), stop=stop) for n, stop in asked)), silent)
-    assert [limits for limits, _ in drawn] == [[2, 6], [4]]
-    assert 0 <= drawn[0][1] < drawn[1][1]
-    assert done.steps == 10
+    done = engine.generate(Generate(jobs=tuple(job(0, limit=limit, stops=()) for limit in (2, 6, 4))), silent)
+    assert [limit for limit, _ in drawn] == [6, 4, 2]
+    assert [spent_s for _, spent_s in drawn] == sorted({spent_s for _, spent_s in drawn})
+    assert done.steps == 12
     (late,), _ = generate_batch([job(0, stops=(), time_limit_s=60.0)], 60.0, silent)
     assert (late.finish, len(late.token_ids) // 4) == ("handed", 1)
-
-
-class Waiting:
-    """A blocking engine whose batch lasts until an install waits."""
-
-    held_sums = ()
-
-    def __init__(self) -> None:
-        self.haste = Haste()
-        self.draws = threading.Event()
-
-    def start(self, command: Start, progress: Callable[[], None]) -> Started:
-        return Started(engine="waiting", device="cpu", dtype="float32")
-
-    def install(self, command: Install, progress: Callable[[], None]) -> Proof:
-        assert not self.haste.install_waits, "the next batch is drawn to its end"
-        return "sums"
-
-    def generate(self, command: Generate, progress: Callable[[], None]) -> Generated:
-        self.draws.set()
-        until = time.monotonic() + 60
-        while not self.haste.install_waits:
-            assert time.monotonic() < until, "nobody says that an install waits"
-            time.sleep(0.001)
-        return Generated(samples=(), seconds=0.0, steps=0)
-
-
-async def test_a_batch_learns_that_an_install_waits_for_it(staged: Staged) -> None:
-    engine = Waiting()
-    threaded = Threaded(engine)
-    await threaded.start(staged.start(), silent)
-    drawing = asyncio.create_task(threaded.generate(Generate(jobs=()), silent))
-    await asyncio.to_thread(engine.draws.wait)
-    assert isinstance(await threaded.install(staged.install(0), silent), Installed)
-    assert drawing.done()
 
 
 # -- adapters ------------------------------------------------------------------------------------------------

@@ -52,7 +52,6 @@ def test_a_completion_goes_on_where_it_was_handed_over() -> None:
     (game,) = games(replace(lease(indices=(3,)), begun=ints(4, 9)))
     job = game.job()
     assert not game.is_episode
-    assert job.is_divisible
     assert (job.prompt_token_ids, job.seed, job.rules.max_new_tokens) == ((*PROMPT, 4, 9), 3, 4)
     answer = game.answer(drawn(5, STOP))
     assert (answer.turn, answer.rollout.token_ids) == (begun_name(ints(4, 9)), ints(5, STOP))
@@ -79,7 +78,6 @@ def test_portions_grow_with_what_there_is_and_are_not_cut_where_a_string_may_end
 
 def test_of_an_episode_no_part_of_a_turn_is_handed_in() -> None:
     (game,) = games(episode())
-    assert not game.job().is_divisible
     answer = game.answer(replace(drawn(5), finish="handed"))
     assert (answer.rollout.finish, answer.rollout.reason, answer.rollout.token_ids) == ("failed", "time limit", b"")
 
