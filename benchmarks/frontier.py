@@ -169,7 +169,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--target", type=float, default=0.85, help="held-out accuracy that is waited for")
     parser.add_argument("--steps", type=int, help="most steps of a run, unless the file says it")
     parser.add_argument("--eval-steps", type=int, default=2, help="steps from one measurement to the next")
-    parser.add_argument("--config", type=Path, help="a file of settings: its model, task and batch")
+    parser.add_argument("--config", type=Path, help="a file of settings: its model, task, batch and rate")
     parser.add_argument("--model", help="instead of the file's")
     parser.add_argument("--groups", type=int, default=4, help="of a step")
     parser.add_argument("--group-size", type=int, default=8)
@@ -178,9 +178,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--every", type=int, default=25, help="of the curve's points, show one in so many")
     options = parser.parse_args(arguments)
+    if options.model and not options.config:
+        parser.error("--model takes the place of a file's: give --config too")
     if options.config is not None:
-        options.solvable = [1.0]
-    if not options.pool and max(options.solvable) * ENDLESS > 10**DIGITS - HELD_OUT:
+        options.pool, options.solvable = None, [1.0]
+    if options.pool == 0 and max(options.solvable) * ENDLESS > 10**DIGITS - HELD_OUT:
         parser.error(
             f"there are only {10**DIGITS - HELD_OUT} numbers that can be learned: give less than --solvable 0.23"
         )

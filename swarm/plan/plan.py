@@ -29,9 +29,9 @@ TYPICAL = 1.5
 
 LONGEST_PERIOD = 16  # Longest period between versions, in steps: rarer ones save little more traffic
 MAX_PLANNED = 3  # Settings for which a set is chosen
-ROLLOUTS = 10_000  # That are simulated, in some two seconds, but at least MIN_STEPS steps
+ROLLOUTS = 10_000  # That count, simulated in some two seconds, but at least MIN_STEPS steps
 MIN_STEPS = 8
-SETTLED_STEPS = 32  # Before them, where four times ROLLOUTS allow it: pacing learns how old rollouts have to be
+SETTLED_STEPS = 32  # Before them, in at most four times ROLLOUTS: until then pacing learns how old rollouts must be
 AS_CHEAP = 1.01  # Costs per step within this factor count as equal: prices are not known better
 
 

@@ -4,8 +4,8 @@ nothing.
 Of a group's next CANDIDATES prompts one is drawn, with probability in proportion to the variance that its rewards are
 expected to have. That is the mean over the groups that the prompt had, by their tries, which count half after HALF_LIFE
 steps, and over PRIOR_TRIES more, whose variance is foreseen: a logistic model of the last WINDOW groups says from
-features of the text which share p of the run's range of rewards a prompt gets, and the variance is p (1 - p) times as
-much as these groups had by that. A share of UNIFORM of the groups ignores all this, so that no prompt is given up.
+features of the text which share p of the run's range of rewards a prompt gets, and p (1 - p) is scaled by what these
+groups had of the sum of their own. A share of UNIFORM of the groups ignores all this, so that no prompt is given up.
 
 What is optimised is no longer the mean over the prompts, but one that weighs each by how often it is drawn.
 
