@@ -2,7 +2,7 @@
 
 bin/python -m benchmarks.frontier --solvable 1,0.2,0.1 --json
 bin/python -m benchmarks.frontier --pool 0 --json
-bin/python -m benchmarks.frontier --config examples/smollm2.toml --model DIR --target 0.7 --eval-steps 10 --json
+bin/python -m benchmarks.frontier --config examples/smollm2.toml --model DIR --target 0.7 --eval-steps 5 --json
 
 The warm tiny model, which does one of four things to four digits, learns to sort from exact match, trainer and engine
 in one process, in turn. All but the share `--solvable` of the pool asks for what it cannot do, as in a set of questions
@@ -45,6 +45,7 @@ from swarm.types import Prompt
 SELECTIONS = ("uniform", "dynamic", "frontier", "both")
 HELD_OUT = 500
 MOST_STEPS = 2500
+OF_POOL = "pool", "solvable", "groups", "group_size", "learning_rate"  # Flags for runs without a file
 ENDLESS = 40_000  # Numbers, of which no run sees one twice
 
 
@@ -167,7 +168,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pool", type=int, default=200, help="prompts to train on; 0: none comes twice")
     parser.add_argument("--solvable", type=listed(float), default=[0.2], help="shares of the pool")
     parser.add_argument("--target", type=float, default=0.85, help="held-out accuracy that is waited for")
-    parser.add_argument("--steps", type=int, help="most steps of a run, unless the file says it")
+    parser.add_argument("--steps", type=int, help=f"most steps of a run; the file's, or {MOST_STEPS}")
     parser.add_argument("--eval-steps", type=int, default=2, help="steps from one measurement to the next")
     parser.add_argument("--config", type=Path, help="a file of settings: its model, task, batch and rate")
     parser.add_argument("--model", help="instead of the file's")
@@ -181,6 +182,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if options.model and not options.config:
         parser.error("--model takes the place of a file's: give --config too")
     if options.config is not None:
+        if any(getattr(options, name) != parser.get_default(name) for name in OF_POOL):
+            parser.error(f"--config says these itself: leave out {', '.join(OF_POOL)}")
         options.pool, options.solvable = None, [1.0]
     if options.pool == 0 and max(options.solvable) * ENDLESS > 10**DIGITS - HELD_OUT:
         parser.error(

@@ -37,3 +37,11 @@ def test_an_endless_set_has_only_so_many_numbers_that_can_be_learned() -> None:
     assert parse(["--pool", "0"]).solvable == [0.2]
     with pytest.raises(SystemExit):
         parse(["--pool", "0", "--solvable", "1"])
+
+
+def test_a_file_says_itself_what_is_trained_on() -> None:
+    given = ["--config", "examples/smollm2.toml"]
+    assert parse([*given, "--model", "there"]).solvable == [1.0]
+    for wrong in ([*given, "--groups", "8"], ["--model", "there"]):
+        with pytest.raises(SystemExit):
+            parse(wrong)
