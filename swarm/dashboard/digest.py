@@ -38,7 +38,7 @@ COLUMNS = (
     *("lag", "tokens_per_s", "rollouts_per_s", "accepted", "stale", "invalid", "up_bytes_per_s", "down_bytes_per_s"),
     *("cost_per_hour", "cost", "last_seen_s", "why", "class"),
 )
-COSTS = "cost", "cost of a step", "of a million tokens", "of a held-out point", "paid in vain"
+COSTS = "cost", "cost of a step", "of a million tokens", "of a held-out point", "paid in vain", "cost of standby"
 TILES: tuple[tuple[str, str, str, str | None, tuple[str, ...]], ...] = (
     ("reward", "Reward", "reward", "reward", ("exact match",)),
     ("held_out", "Held-out", "held-out", "exact_match", ("best held-out",)),

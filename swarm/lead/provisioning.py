@@ -394,6 +394,7 @@ class Provisioning(SamplerWatch):
             "tokens_accepted_here": figures.tokens,
             "max_cost": self.max_cost,
             "cost_per_hour": figures.rate_per_hour,
+            "standby": figures.standby,
             "by_class": {name: asdict(tally) | {"cost": tally.cost} for name, tally in figures.by_class.items()},
             "by_node": {node: round(tally.cost, 6) for node, tally in self._book.by_node(now).items()},
         }

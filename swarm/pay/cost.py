@@ -1,7 +1,7 @@
 """What a run costs, by node and class: rent while active, traffic both ways, and the learner's own price.
 
-A sampler on standby is not charged: nothing here depends on whether anybody pays its owner for waiting. Prices are per
-hour and per GB in one currency. All figures count from when the book was opened.
+A sampler on standby is not charged: nothing here depends on whether anybody pays its owner for waiting, and what that
+would cost stands apart. Prices are per hour and per GB in one currency. Figures count from when the book was opened.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ class CostTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostFigures:
-    """`total` covers the learner, the samplers' rent and all traffic; `rate_per_hour` is the current rent."""
+    """`total` covers the learner, the samplers' rent and all traffic; `rate_per_hour` is the current rent. `standby`,
+    which is not in it, is the rent of the samplers that waited."""
 
     total: float
     steps: int
     rollouts: int
     tokens: int
     rate_per_hour: float
+    standby: float
     by_class: dict[str, CostTally]
 
 
@@ -73,6 +75,7 @@ class _Sums(CostTally):
 class _Account:
     device_class: str
     sums: _Sums
+    waits: bool = False
     cost_per_hour: float = 0.0
     down_cost_per_gb: float = 0.0
     up_cost_per_gb: float = 0.0
@@ -99,6 +102,7 @@ class CostBook:
         self._learner_traffic = 0.0
         self._steps = 0
         self._strangers = _Sums(charged_at=now)
+        self._standby = _Sums(charged_at=now)
         self._accounts: dict[str, _Account] = {}
         self._left: dict[str, None] = {}
         self._classes: dict[str, _Sums] = {}
@@ -116,7 +120,9 @@ class CostBook:
             account = self._accounts[node] = _Account(device_class=name, sums=_Sums(charged_at=now))
         if account.sums.active:
             self._change(account, active=0, price_per_hour=prices[0] - account.cost_per_hour, now=now)
+        self._set_waits(account, False, now)
         account.cost_per_hour, account.down_cost_per_gb, account.up_cost_per_gb = prices
+        self._set_waits(account, not account.sums.active, now)
 
     def activated(self, node: str, *, now: float) -> None:
         """The sampler is paid from now on."""
@@ -128,7 +134,8 @@ class CostBook:
     def left(self, node: str, *, now: float) -> None:
         """The sampler is gone. Its account remains visible until its place is needed."""
         self._set_active(node, False, now)
-        if node in self._accounts:
+        if (account := self._accounts.get(node)) is not None:
+            self._set_waits(account, False, now)
             self._left[node] = None
 
     def traffic(self, node: str, *, down_bytes: float, up_bytes: float) -> None:
@@ -169,6 +176,7 @@ class CostBook:
             rollouts=sum(tally.rollouts for tally in tallies),
             tokens=sum(tally.tokens for tally in tallies),
             rate_per_hour=self._learner_price + sum(sums.price_per_hour for sums in self._classes.values()),
+            standby=self._standby.tally(now).rent,
             by_class=by_class,
         )
 
@@ -183,6 +191,12 @@ class CostBook:
         if account is not None and account.sums.active != active:
             sign = 1 if active else -1
             self._change(account, active=sign, price_per_hour=sign * account.cost_per_hour, now=now)
+            self._set_waits(account, not active, now)
+
+    def _set_waits(self, account: _Account, waits: bool, now: float) -> None:
+        if account.waits != waits:
+            account.waits, sign = waits, 1 if waits else -1
+            self._standby.change(active=sign, price_per_hour=sign * account.cost_per_hour, now=now)
 
     def _change(self, account: _Account, *, active: int, price_per_hour: float, now: float) -> None:
         for sums in self._sums_of(account):

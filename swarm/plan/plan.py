@@ -62,7 +62,8 @@ class ClassLine:
 class Plan:
     """The choice and its figures. Prices per hour: `rent` of samplers and their starts, `traffic` of samplers and
     learner, and `learner`; `cost_per_hour` is their sum. `idle_share`, `discarded_share`, `mean_staleness` and `step_s`
-    are simulated, with everybody present. `feasible`: idle within the target."""
+    are simulated, with everybody present. `stale_per_step`: what of `cost_per_step` goes to discarded rollouts.
+    `cost_per_point`: of held-out accuracy, if the scenario says its steps. `feasible`: idle within the target."""
 
     scenario: str
     currency: str
@@ -86,6 +87,8 @@ class Plan:
     cost_per_hour: float
     cost_per_step: float
     cost_per_token: float
+    stale_per_step: float
+    cost_per_point: float | None
     feasible: bool
     references: tuple[Alternative, ...]
 
@@ -151,7 +154,7 @@ def _simulated(scenario: Scenario, draft: Draft, idle_target: float) -> Plan:
     rent, traffic = _prices(scenario, demand, chosen, step_s=found.step_s)
     learner = scenario.learner.price_per_h
     cost_per_hour = rent + traffic + learner
-    cost_per_step = cost_per_hour * found.step_s / HOUR_S
+    cost_per_step, steps = cost_per_hour * found.step_s / HOUR_S, scenario.learner.steps_per_point
     return Plan(
         scenario=scenario.scenario.name,
         currency=scenario.scenario.currency,
@@ -175,6 +178,8 @@ def _simulated(scenario: Scenario, draft: Draft, idle_target: float) -> Plan:
         cost_per_hour=cost_per_hour,
         cost_per_step=cost_per_step,
         cost_per_token=cost_per_step / demand.rollouts_per_step / lengths_of(scenario).mean,
+        stale_per_step=found.discarded_share * (rent + traffic) * found.step_s / HOUR_S,
+        cost_per_point=cost_per_step * steps if steps is not None else None,
         feasible=found.idle_share <= idle_target,
         references=references_of(scenario),
     )

@@ -74,7 +74,8 @@ class Delta(ScenarioTable):
 
 class LearnerTable(ScenarioTable):
     """[learner]. `train_step_s`, when it never waits, and `price_per_h` are for all its GPUs together.
-    `egress_usd_per_gb` is for the bytes that it sends. `hardware` is only printed."""
+    `egress_usd_per_gb` is for the bytes that it sends. `steps_per_point`: for a percentage point of held-out
+    accuracy, as the status of a like run says. `hardware` is only printed."""
 
     hardware: Text = ""
     price_per_h: Price
@@ -84,6 +85,7 @@ class LearnerTable(ScenarioTable):
     up_mbps: Positive
     down_mbps: Positive
     egress_usd_per_gb: Price = 0.0
+    steps_per_point: Positive | None = None
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:

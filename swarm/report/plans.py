@@ -9,7 +9,7 @@ from rich.text import Text
 
 from swarm.pay.model import Binds
 from swarm.plan.plan import Alternative, ClassLine, Plan, saving
-from swarm.report.words import in_bytes
+from swarm.report.words import in_bytes, told
 
 WAYS = {"colocated": "co-located", "async_dc": "data centre"}  # What readers call them
 
@@ -19,6 +19,9 @@ BINDS: dict[Binds, str] = {
     "generation": "the time that rollouts take: the learner waits for the last of what may be begun",
     "broadcast": "the broadcast: the learner waits while samplers still lack the newest version",
 }
+
+UNKNOWN_POINT = "of held-out accuracy: unknown, unless the file says its steps_per_point (scenarios.md)"
+ONLY_A_RUN_SHOWS = "the status of a run has the rest: no variance, lost, audit"
 
 
 def plan_view(plan: Plan) -> RenderableType:
@@ -64,6 +67,8 @@ def _summary(plan: Plan) -> Table:
             f"traffic {plan.traffic_per_hour:.2f}",
         ),
         ("per step", f"{plan.cost_per_step:.3f}; {1e6 * plan.cost_per_token:.3g} for a million trained tokens"),
+        ("per point", told(plan.cost_per_point, "{:.3g} of held-out accuracy") or UNKNOWN_POINT),
+        ("in vain", f"{plan.stale_per_step:.3g} per step for stale rollouts (simulated); {ONLY_A_RUN_SHOWS}"),
         *((f"vs {WAYS[one.name]}", _against(plan, one)) for one in plan.references),
     ]
     for name, value in pairs:

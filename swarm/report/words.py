@@ -369,17 +369,19 @@ def learner_figures(status: Mapping[str, Any]) -> dict[str, str]:
         "cost of an hour": told(cost.get("cost_per_hour") or None, "{:.2f}"),
         "of a million tokens": told(1e6 * per_token if per_token else None, "{:.4g}"),
         "cost of a step": told(cost.get("cost_per_step") if total else None, "{:.4g}"),
-        "of a held-out point": told(cost_per_point(status) if total else None, "{:.4g}"),
+        "of a held-out point": _of_a_point(status),
+        "cost of standby": told(cost.get("standby") or None, "{:.4g} if it is paid"),
         "paid in vain": ", ".join(f"{paid:.3g} {printable(why[:40])}" for why, paid in paid_in_vain(status).items()),
     }
 
 
-def cost_per_point(status: Mapping[str, Any]) -> float | None:
-    """Return what the run has cost for each percentage point by which its held-out accuracy has risen since the first
-    evaluation; None if it has not."""
+def _of_a_point(status: Mapping[str, Any]) -> str:
+    """What each percentage point has cost by which held-out accuracy has risen since the first evaluation, in money
+    and steps; "" if it has not."""
     measured = [number(one, "exact_match") for one in parts(status, "held_out")]
     points = 100 * (measured[-1] - measured[0]) if measured else 0.0
-    return number(part(status, "cost"), "cost_total") / points if points > 0 else None
+    total = number(part(status, "cost"), "cost_total")
+    return f"{total / points:.4g}, {number(status, 'step') / points:.3g} steps" if total and points > 0 else ""
 
 
 def paid_in_vain(status: Mapping[str, Any]) -> dict[str, float]:
@@ -390,7 +392,8 @@ def paid_in_vain(status: Mapping[str, Any]) -> dict[str, float]:
     drawn = {name: number(verdicts, name) for name in verdicts if name not in ("handed", "overloaded")}
     lost = {name: drawn.get(name, 0.0) + number(dropped, name) for name in {*drawn, *dropped} - {*KEPT}}
     lost["audit"] = sum(number(part(status, "rollouts_withheld"), node) for node in part(status, "rollouts_withheld"))
-    each = cost / (sum(drawn.values()) or 1.0)
+    lost["lost"] = number(status, "rollouts_lost")
+    each = cost / (sum(drawn.values()) + lost["lost"] or 1.0)
     most = sorted(lost, key=lambda why: (-lost[why], why))[:MAX_COUNTED]
     return {why: each * lost[why] for why in most if each * lost[why] > 0}
 

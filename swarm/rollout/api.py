@@ -539,7 +539,7 @@ class RolloutService:
                     self._emit("group_dropped", group=effect.group_id, reason=effect.reason, rollouts=effect.rollouts)
                     self.failures.dropped(effect.reason, now=time.monotonic())
                 case NodeSilent():
-                    self.samplers.pop(effect.node, None)
+                    self.tally.vanished(effect.node, effect.lost)
                     self._watch.gone(effect.node, vanished=True)
                     self._emit("sampler_silent", node=effect.node, samples_released=effect.samples)
                 case LeaseOverdue():

@@ -80,12 +80,14 @@ class Lives:
 
 
 class Tally:
-    """Verdicts and drops, in total and by node. Times are monotonic seconds."""
+    """Verdicts and drops, in total and by node. `lost`: as many answers as could be drawn of what vanished with its
+    nodes. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self.samplers: dict[NodeId, SamplerStats] = {}
         self.verdicts: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
+        self.lost = 0.0
         self._dropped_of: dict[NodeId, Counter[str]] = {}
         self._engines: Bounded[NodeId, str] = Bounded(MAX_NODES)
         self._lives: Bounded[NodeId, Lives] = Bounded(MAX_NODES)
@@ -125,6 +127,12 @@ class Tally:
         if node in self.samplers:
             self.samplers[node].verdicts["overloaded"] += 1
 
+    def vanished(self, node: NodeId, lost: float) -> None:
+        """Forget a node that fell silent. It can have drawn `lost` answers of what it holds, but at most what its
+        engine draws at once: the rest it asked for ahead."""
+        stats = self.samplers.pop(node, None)
+        self.lost += min(lost, stats.offer.samples_at_once) if stats and stats.offer else 0.0
+
     def is_elsewhere(self, node: NodeId, life: int) -> bool:
         """Return whether another process was at work as `node` when that of `life` came, and still is. MAX_NODES are
         known, the last ones."""
@@ -163,6 +171,7 @@ class Tally:
             "tokens_per_s": self.recent.per_s("tokens", now=now),
             "verdicts": dict(self.verdicts),
             "rollouts_dropped": dict(self.dropped),
+            "rollouts_lost": round(self.lost, 1),
             "samplers": [
                 {
                     "node": node,

@@ -84,10 +84,11 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSilent:
-    """A node missed three beats; its `samples` may be leased again."""
+    """A node missed three beats; its `samples` may be leased again. `lost`: as many answers could be drawn of them."""
 
     node: NodeId
     samples: int
+    lost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,15 +73,17 @@ Rank = tuple[bool, VersionId, float, int, GroupId]
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One sample of a group. `node` holds it while it is leased, `author` answered it. `attempt` counts how often it
-    failed or was withdrawn, `failures` how often it failed since its last answer. `leased_to` names all nodes that it
-    was leased to, each with the last attempt. `measured`: so is the class of engine that holds or drew it. `episode` is
-    the attempt under way, if the task has turns; `begun` is what was handed over of a completion."""
+    """One sample of a group. `node` holds it while it is leased, and can draw since `leased_at`; `author` answered it.
+    `attempt` counts how often it failed or was withdrawn, `failures` how often it failed since its last answer.
+    `leased_to` names all nodes that it was leased to, each with the last attempt. `measured`: so is the class of engine
+    that holds or drew it. `episode` is the attempt under way, if the task has turns; `begun` is what was handed over of
+    a completion."""
 
     seed: int
     attempt: int = 0
     leased_to: Bounded[NodeId, int] = field(default_factory=lambda: Bounded(MAX_LEASED_TO))
     node: NodeId | None = None
+    leased_at: float = math.inf
     author: NodeId | None = None
     rollout: Rollout | None = None
     score: Score | None = None
@@ -344,7 +346,7 @@ class LeaseTable(Nodes):
         if sample.node != node:
             self._take_back(group, rollout.index)
             self._hold(group, rollout.index, node, math.inf)
-        self._nodes[node].held[name] = math.inf  # Its environment has limits of its own
+        self._nodes[node].held[name] = sample.leased_at = math.inf  # Its environment has limits of its own
         self._credit(node, rollout.length)
         sample.episode.take(node, rollout)
         sample.failures, sample.failed_by = 0, set()  # Of the turn before: a long episode has a right to some
@@ -358,7 +360,7 @@ class LeaseTable(Nodes):
             self.chances += 1
         else:
             due = now + self._limit_s(sample.node, group.rules.max_new_tokens) + LEASE_SLACK_S
-            self._nodes[sample.node].held[group.group_id, index] = due
+            self._nodes[sample.node].held[group.group_id, index], sample.leased_at = due, now
 
     def withdraw(self, group: Group, index: int) -> None:
         """Have a sample drawn again from its seed, as if it had not been answered."""
@@ -420,6 +422,17 @@ class LeaseTable(Nodes):
             self._left[node] = state.caller
         return len(held)
 
+    def take_silent(self, *, now: float) -> list[tuple[NodeId, int, float]]:
+        """Forget the nodes that fell silent. Return each with the samples that it held, and as how many answers of mean
+        length it can have drawn of them."""
+        lost = {node: self._drawn_by(node, now) for node in self.silent(now=now)}
+        return [(node, self.forget(node), lost[node]) for node in lost]
+
+    def _drawn_by(self, node: NodeId, now: float) -> float:
+        ages_s = [now - self._groups[GroupId(name)].samples[index].leased_at for name, index in self.held_by(node)]
+        answer_s = self.answer_s(node)
+        return sum(min(1.0, max(0.0, age_s / answer_s)) for age_s in ages_s) if answer_s else 0.0
+
     def take_overdue(self, *, now: float) -> list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]]:
         """Put back samples past their time limit. Return the nodes that kept them, each with its samples."""
         taken: list[tuple[NodeId, tuple[tuple[GroupId, int], ...]]] = []
@@ -474,6 +487,7 @@ class LeaseTable(Nodes):
             sample = group.samples[index]
             sample.leased_to[node] = sample.attempt
             self._hold(group, index, node, now + limit_s + LEASE_SLACK_S)
+            sample.leased_at = now
             specs.append(SampleSpec(index=index, seed=sample.seed, attempt=sample.attempt))
         episode, begun = group.samples[indices[0]].episode, group.samples[indices[0]].begun
         return Lease(

@@ -323,7 +323,7 @@ class RolloutPlane:
         was_late, self.leased.is_late = self.leased.is_late, self._pacing.is_late(now=now)
         self.leased.chances += self.leased.is_late and not was_late
         return [
-            *(NodeSilent(node=node, samples=self.leased.forget(node)) for node in self.leased.silent(now=now)),
+            *(NodeSilent(node=node, samples=held, lost=lost) for node, held, lost in self.leased.take_silent(now=now)),
             *(LeaseOverdue(node=node, samples=names) for node, names in self.leased.take_overdue(now=now)),
         ]
 

@@ -65,6 +65,23 @@ def test_who_left_costs_no_more_and_is_remembered() -> None:
     assert rent_of(costs, 100.0 + 6 * HOUR_S) == pytest.approx(0.4)
 
 
+def test_what_waiting_would_cost_stands_apart() -> None:
+    costs = book()
+    costs.joined("a", Terms("4090", (0.4, 0.0, 0.0)), now=100.0)
+    costs.joined("b", Terms("3090", (0.2, 0.0, 0.0)), now=100.0)
+    costs.activated("b", now=100.0)
+    costs.joined("a", Terms("4090", (0.8, 0.0, 0.0)), now=100.0 + HOUR_S)  # Dearer for its second hour
+    costs.activated("a", now=100.0 + 2 * HOUR_S)
+    costs.stood_by("b", now=100.0 + 2 * HOUR_S)
+    costs.left("b", now=100.0 + 3 * HOUR_S)
+    costs.left("a", now=100.0 + 3 * HOUR_S)
+    figures = costs.figures(100.0 + 9 * HOUR_S)
+    assert figures.standby == pytest.approx(0.4 + 0.8 + 0.2)
+    assert figures.total == pytest.approx(7.0 * 9 + 2 * 0.2 + 0.8)
+    costs.joined("a", Terms("4090", (0.4, 0.0, 0.0)), now=100.0 + 9 * HOUR_S)
+    assert costs.figures(100.0 + 10 * HOUR_S).standby == pytest.approx(1.8)
+
+
 def test_the_work_of_a_stranger_counts_and_costs_nothing() -> None:
     costs = book()
     costs.accepted("x", rollouts=5, tokens=50)

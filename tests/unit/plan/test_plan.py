@@ -37,7 +37,11 @@ def eighth(monkeypatch: pytest.MonkeyPatch, *, count: int | None = None, **stale
     fleet = [
         {**one.model_dump(), "tokens_per_s": one.tokens_per_s / 8, "count": count or one.count} for one in LAB.fleet
     ]
-    return scenario(learner={"rollouts_per_step": 64, "egress_usd_per_gb": 0.09}, fleet=fleet, staleness=staleness)
+    return scenario(
+        learner={"rollouts_per_step": 64, "egress_usd_per_gb": 0.09, "steps_per_point": 10.0},
+        fleet=fleet,
+        staleness=staleness,
+    )
 
 
 def test_the_baselines_of_lab_4b_cost_what_is_reckoned_by_hand() -> None:
@@ -99,6 +103,7 @@ def test_the_cost_of_a_step_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPa
     rent = sum(worker.cost_per_hour * (1 + worker.start_s / 3600 / 150) for worker in chosen)
     assert found.rent_per_hour == pytest.approx(rent)
     assert found.cost_per_step == pytest.approx((rent + found.traffic_per_hour + 7.16) * found.step_s / 3600)
+    assert found.cost_per_point == pytest.approx(10 * found.cost_per_step)
 
 
 def test_of_two_bounds_that_cost_the_same_the_smaller_is_planned() -> None:
@@ -125,6 +130,7 @@ def test_lab_4b_is_planned_as_it_is_reckoned_by_hand() -> None:
     console = Console(file=io.StringIO(), width=100)
     with console.capture() as shown:
         console.print(plan_view(found))
+    assert "of held-out accuracy: unknown, unless the file says its steps_per_point" in shown.get()
     assert "36% cheaper per step (0.593)" in shown.get()
     assert "--max-staleness 3 --publish-every-steps 1" in shown.get()
 
@@ -136,6 +142,12 @@ def test_too_small_a_fleet_is_planned_and_waits_and_too_small_a_bound_waits_for_
     assert (found.feasible, found.binds, len(found.active)) == (False, "rate", 8)
     found = plan_for(eighth(monkeypatch, S=(1,)))
     assert (found.feasible, found.binds) == (False, "generation")
+
+
+def test_rollouts_that_will_be_too_old_are_a_part_of_what_samplers_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = plan_for(eighth(monkeypatch, S=(2,), freshness="off"))
+    spent = (found.rent_per_hour + found.traffic_per_hour) * found.step_s / 3600
+    assert 0 < found.stale_per_step == pytest.approx(found.discarded_share * spent)
 
 
 @pytest.mark.parametrize(

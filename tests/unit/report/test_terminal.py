@@ -101,15 +101,18 @@ def test_a_running_learner_shows_its_figures(running: dict[str, Any]) -> None:
     assert known["staleness aim"] == "1.2, answers take that long"
     assert "withheld" not in known
     assert [known[name] for name in ("learner idle", "cost", "cost of a step")] == ["3.1%", "2.50", "0.0595"]
-    assert known["of a held-out point"] == "0.04", "2.50 for 62.5 points"
+    assert known["of a held-out point"] == "0.04, 0.672 steps", "2.50 and 42 for 62.5 points"
     lost = {
         "verdicts": {"accepted": 80, "handed": 30, "stale": 10, "overloaded": 5, "failed": 10},
         "rollouts_dropped": {"stale": 5, "no_variance": 20},
         "rollouts_withheld": {"a" * 32: 1},
-        "cost": {**running["cost"], "by_class": {"a card": {"cost": 1.5}, "another": {"cost": 0.5}}},
+        "rollouts_lost": 25.0,
+        "cost": {**running["cost"], "standby": 0.3, "by_class": {"a card": {"cost": 2.0}, "another": {"cost": 0.5}}},
     }
     lossy = dict(figures({**running, **lost}))
-    assert lossy["paid in vain"] == "0.4 no_variance, 0.3 stale, 0.2 failed, 0.02 audit", "of 2.00 for 100 rollouts"
+    in_vain = "0.5 lost, 0.4 no_variance, 0.3 stale, 0.2 failed, 0.02 audit"
+    assert lossy["paid in vain"] == in_vain, "of 2.50 for 125 rollouts"
+    assert lossy["cost of standby"] == "0.3 if it is paid"
     assert lossy["refused"] == "10 stale, 5 overloaded, 10 failed"
     assert lossy["discarded"] == "51 rollouts"
     fell = dict(figures({**running, "held_out": running["held_out"][::-1]}))

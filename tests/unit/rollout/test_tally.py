@@ -45,6 +45,16 @@ def test_of_two_processes_of_one_node_the_second_gives_way_and_a_restarted_one_d
     assert [known.is_elsewhere(BOB, life) for life in (6, 7, 5, 6, 7, 5)] == [False, False, False, True, True, False]
 
 
+def test_a_sampler_that_vanished_lost_at_most_what_its_engine_draws_at_once() -> None:
+    known = tally.Tally()
+    for node in (ALICE, BOB):
+        known.samplers[node] = tally.SamplerStats(recent=tally.Recent(now=0.0), offer=Offer(samples_at_once=4))
+        known.vanished(node, 2.25 if node == ALICE else 7.0)
+    known.vanished(ALICE, 3.0)  # Is known no more
+    status = known.status(now=1.0, why_idle=lambda node: "", is_barred=lambda node: False)
+    assert (status["rollouts_lost"], status["samplers"]) == (6.2, [])
+
+
 def test_tokens_are_counted_for_who_drew_them() -> None:
     class Watch:
         def __init__(self) -> None:

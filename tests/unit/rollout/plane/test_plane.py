@@ -204,6 +204,16 @@ def test_a_silent_nodes_sample_is_leased_again_with_the_same_id_and_seed() -> No
     assert (again.group_id, again.samples) == (one.group_id, one.samples)
 
 
+@pytest.mark.parametrize(("tokens_per_s", "lost"), [(8.0, 2.0), (2.0, 2 * 10 / 20), (0.0, 0.0)])
+def test_a_silent_node_has_lost_what_it_can_have_drawn_of_its_leases(tokens_per_s: float, lost: float) -> None:
+    """Of each sample the time since it was leased, at the node's own rate, and at most an answer of mean length."""
+    plane = new_plane()
+    plane.leased._mean_tokens = 40.0
+    ask(plane, BOB, 0, 2)
+    plane.leased.hear(BOB, now=7.0, tokens_per_s=tokens_per_s)
+    assert plane.tick(now=10.0) == [NodeSilent(node=BOB, samples=2, lost=lost)]
+
+
 def test_a_late_answer_of_a_node_thought_silent_is_accepted_once() -> None:
     plane = new_plane()
     granted = ask(plane, ALICE, 0, 1)
