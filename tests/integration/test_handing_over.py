@@ -1,4 +1,4 @@
-"""Samplers that are told to go in the middle of their work, as real processes: others go on at the next token."""
+"""Samplers that end in the middle of their work, as real processes: others go on at the next token, or draw again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.integration.processes import Swarm, command, eventually
 from tests.integration.slow_sampler import METADATA, MODULE
 from tests.unit.models import published
 
-SEED, LEAVERS = 5, 3
+SEED = 5
+ENDS = "killed", "told", "killed", "told", "taken"
 FROZEN = 1e-30  # A learning rate at which no weight changes
 
 
@@ -52,24 +53,28 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.slow
 def test_what_leaving_samplers_had_begun_is_what_one_sampler_would_have_drawn(swarm: Swarm) -> None:
     """Every token is the best one under the noise of its sample's seed, and has the model's own log-prob, on both sides
-    of each joint. The last one is taken away by its cloud."""
+    of each joint. Who is killed hands over nothing, and what it had begun is lost; the last is taken by its cloud."""
     swarm.lead_with(learning_rate=FROZEN, weight_decay=0.0, max_new_tokens=100, eval_every_steps=1_000_000)
     learner = swarm.lead("--steps", "1000000", "--port", "0", "--seed", str(SEED))
     chance = random.Random(SEED)
-    for number in range(LEAVERS):
-        is_rented = number == LEAVERS - 1
-        how = ("--spot",) if is_rented else ("--grace", "0")
+    for number, end in enumerate(ENDS):
+        how = ("--spot",) if end == "taken" else ("--grace", "0")
         leaver = swarm.join(learner.url(), *how, name=f"leaver-{number}", module=f"{MODULE} swarm")
         eventually(lambda: leaver.status()["state"] == "sampling", leaver, "it draws")  # noqa: B023
         accepted = learner.status()["verdicts"].get("accepted", 0)
         wanted = accepted + chance.randrange(8)
         eventually(lambda: learner.status()["verdicts"].get("accepted", 0) >= wanted, leaver, "some end")  # noqa: B023
-        if is_rented:
+        if end == "killed":
+            lost = learner.status()["rollouts_lost"]
+            leaver.kill()
+            eventually(lambda: learner.status()["rollouts_lost"] > lost, learner, "it is missed")  # noqa: B023
+            continue
+        if end == "taken":
             Google.is_over.set()
         else:
             leaver.signal(signal.SIGTERM)
         assert leaver.wait() == 0
-        assert leaver.says("Google is about to take this machine away") is is_rented
+        assert leaver.says("Google is about to take this machine away") is (end == "taken")
     last = swarm.join(learner.url(), name="last")
     whole = f"{swarm.directory}/rollouts.jsonl"
     step = learner.status()["step"]
