@@ -48,27 +48,29 @@ class Rates:
     """Measured rates of an engine that draws `places` samples side by side; 0 until its first answers give them.
 
     `rollouts_per_s` is its rate while it works, `full_rollouts_per_s` the rate with all places filled, `tokens_per_s`
-    the growth of one sample.
+    the growth of one sample. Of a completion that is drawn in parts only the last counts as a rollout.
     """
 
     def __init__(self, places: int) -> None:
         self.rollouts_per_s = self.full_rollouts_per_s = self.tokens_per_s = 0.0
         self._places = places
-        self._full_batch_s = self._sample_s = self._side_by_side = 0.0
+        self._full_batch_s = self._sample_s = self._side_by_side = self._drawn_per_s = 0.0
+        self._ended = 1.0  # Of what was drawn: the rest was handed over half-done
         self._answered = self._max_side_by_side = 0
         self._lengths: deque[int] = deque(maxlen=LENGTHS_KEPT)
 
     def batch(self, generated: Generated, between_s: float) -> None:
         """Count a batch. `between_s` is the time since the end of the last one, if it could have started then."""
         count = len(generated.samples)
-        self.rollouts_per_s = _smoothed_rate(self.rollouts_per_s, count, generated.seconds)
-        self._note_lengths(generated)
+        self._note(generated, RATE_SMOOTHING)
+        self._drawn_per_s = _smoothed_rate(self._drawn_per_s, count, generated.seconds)
+        self.rollouts_per_s = self._ended * self._drawn_per_s
         if count:
             full = max(count, self._places)
             took_s = generated.seconds * self._stretch(count, full) + between_s
             # Times are averaged: the mean of rates would exceed the actual throughput.
             self._full_batch_s = _smoothed(self._full_batch_s, took_s)
-            self.full_rollouts_per_s = min(MAX_PER_S, full / max(self._full_batch_s, MIN_S))
+            self.full_rollouts_per_s = min(MAX_PER_S, self._ended * full / max(self._full_batch_s, MIN_S))
         self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds)
 
     def sample(self, generated: Generated, side_by_side: int) -> None:
@@ -80,17 +82,20 @@ class Rates:
         self._max_side_by_side = max(self._max_side_by_side, side_by_side)
         # A plain mean at first: otherwise the very first sample would weigh like hundreds.
         weight = max(RATE_SMOOTHING / self._places, 1 / self._answered)
-        self._note_lengths(generated)
+        self._note(generated, weight)
         self._sample_s = _smoothed(self._sample_s, max(generated.seconds, MIN_S), weight)
         self._side_by_side = _smoothed(self._side_by_side, side_by_side, weight)
         self.tokens_per_s = _smoothed_rate(self.tokens_per_s, generated.steps, generated.seconds, weight)
         if self._answered < TURNS * self._max_side_by_side:
             return
         # Times are averaged, as in `batch`: short samples would inflate a mean of rates.
-        self.rollouts_per_s = min(MAX_PER_S, self._side_by_side / self._sample_s)
-        self.full_rollouts_per_s = min(MAX_PER_S, max(self._places, self._side_by_side) / self._sample_s)
+        per_s = self._ended / self._sample_s
+        self.rollouts_per_s = min(MAX_PER_S, self._side_by_side * per_s)
+        self.full_rollouts_per_s = min(MAX_PER_S, max(self._places, self._side_by_side) * per_s)
 
-    def _note_lengths(self, generated: Generated) -> None:
+    def _note(self, generated: Generated, weight: float) -> None:
+        ended = [one.finish != "handed" for one in generated.samples]
+        self._ended += weight * (sum(ended) / len(ended) - self._ended) if ended else 0.0
         self._lengths.extend(length for one in generated.samples if (length := len(one.token_ids) // 4))
 
     def _stretch(self, count: int, full: int) -> float:

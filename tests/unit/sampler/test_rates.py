@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from random import Random
 
+import msgspec
 import pytest
 
 from swarm.sampler.engine import Generated, Sampled, Started
@@ -68,6 +69,21 @@ def test_short_samples_do_not_pass_for_a_fast_engine() -> None:
         if answered >= TURNS * places:
             assert rates.rollouts_per_s == pytest.approx(1.6, rel=0.4)
             assert rates.full_rollouts_per_s == pytest.approx(1.6, rel=0.4)
+
+
+def test_a_completion_that_is_drawn_in_three_parts_is_one_rollout() -> None:
+    """Two parts a second, as a sampler with --spot draws them: in lockstep two at a time, and side by side two of four
+    places."""
+    lockstep, side_by_side = Rates(2), Rates(4)
+    part, last = (msgspec.structs.replace(one(100, 1.0).samples[0], finish=finish) for finish in ("handed", "stop"))
+    for number in range(300):
+        drawn = (part, last) if number % 3 == 1 else (part, part)
+        lockstep.batch(Generated(samples=drawn, seconds=1.0, steps=100), 0.0)
+        side_by_side.sample(Generated(samples=(last if number % 3 == 2 else part,), seconds=1.0, steps=100), 2)
+    assert side_by_side.rollouts_per_s == pytest.approx(2 / 3, rel=0.2)
+    assert side_by_side.full_rollouts_per_s == pytest.approx(4 / 3, rel=0.2)
+    assert lockstep.rollouts_per_s == lockstep.full_rollouts_per_s == pytest.approx(1 / 3, rel=0.4)
+    assert lockstep.tokens_per_s == pytest.approx(100.0)
 
 
 def test_a_sample_that_is_refused_at_once_says_nothing() -> None:
