@@ -18,7 +18,7 @@ from swarm.learner.tiny import tiny_model
 from swarm.models.draws import gumbel
 from swarm.rollout.plane.groups import sample_seed
 from swarm.types import GroupId
-from tests.integration.processes import Swarm, command, eventually
+from tests.integration.processes import Learner, Swarm, command, eventually
 from tests.integration.slow_sampler import METADATA, MODULE
 from tests.unit.models import published
 
@@ -62,10 +62,11 @@ def test_what_leaving_samplers_had_begun_is_what_one_sampler_would_have_drawn(sw
         leaver = swarm.join(learner.url(), *how, name=f"leaver-{number}", module=f"{MODULE} swarm")
         eventually(lambda: leaver.status()["state"] == "sampling", leaver, "it draws")  # noqa: B023
         accepted = learner.status()["verdicts"].get("accepted", 0)
-        wanted = accepted + (end == "killed") + chance.randrange(8)  # Its rate is known once an answer is there
+        wanted = accepted + chance.randrange(8)
         eventually(lambda: learner.status()["verdicts"].get("accepted", 0) >= wanted, leaver, "some end")  # noqa: B023
         if end == "killed":
-            lost = learner.status()["rollouts_lost"]
+            lost, node = learner.status()["rollouts_lost"], leaver.status()["node"]
+            eventually(lambda: is_measured(learner, node), leaver, "the learner knows its rate")  # noqa: B023
             eventually(lambda: learner.status()["samples_leased"], leaver, "it has some under way")
             leaver.kill()
             eventually(lambda: learner.status()["rollouts_lost"] > lost, learner, "it is missed")  # noqa: B023
@@ -91,6 +92,10 @@ def test_what_leaving_samplers_had_begun_is_what_one_sampler_would_have_drawn(sw
     model = published(tiny_model(SEED))
     for row in rows:
         assert_drawn(model, row)
+
+
+def is_measured(learner: Learner, node: str) -> bool:
+    return bool(learner.status()["capacity"]["inputs"]["by_node"][node]["lockstep"])
 
 
 def assert_drawn(model: Any, row: dict[str, Any]) -> None:
