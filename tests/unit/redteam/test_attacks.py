@@ -11,23 +11,19 @@ import pytest
 import torch
 
 from swarm.sampler.engine import Generate, Generated, Job, Sampled
-from swarm.types import Prompt, Rollout, SamplingRules, Span, VersionId
-from tests.redteam.runs import FlawedCopy
+from swarm.types import Rollout, SamplingRules, Span, VersionId
 from tests.redteam.sampler import (
     COOLER,
     ENGINES,
     NOTED,
-    SIGNED,
     TRUSTED,
     claimed,
     engine_of,
     expected,
-    one_token,
-    sampled,
     wrong_model,
     wrong_precision,
 )
-from tests.redteam.wire import BEYOND, dawdle, hop, other, tell_least
+from tests.redteam.wire import BEYOND, hop, other, tell_least
 
 STOP = 2
 VERSION = VersionId(incarnation=0, version=7)
@@ -91,23 +87,24 @@ def test_true_claims_are_the_models_own_log_probs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attack", "nats"), [("invented-log-probs", -2.2), ("rounded-shift", -0.27), ("small-shift", -0.05)]
+    ("attack", "claims"),
+    [
+        ("invented-log-probs", [-2.7] * 6),
+        ("rounded-shift", [-0.77] * 6),
+        ("sign-by-position", [-0.2] * 3 + [-0.8] * 3),
+        ("sign-by-reward", [-0.8] * 6),
+    ],
 )
-def test_log_probs_are_shifted_and_the_tokens_stay(attack: str, nats: float) -> None:
+def test_log_probs_are_other_ones_and_the_tokens_stay(attack: str, claims: list[float]) -> None:
     assert [one.token_ids for one in made(attack)] == [one.token_ids for one in HONEST]
-    assert logprobs(made(attack)[0]) == pytest.approx([-0.5 + nats] * 5)
+    assert logprobs(made(attack)[3]) == pytest.approx(claims)
 
 
-def test_log_probs_that_differ_in_sign_cancel_in_the_mean() -> None:
-    assert logprobs(made("sign-by-position")[3]) == pytest.approx([-0.5 + SIGNED] * 3 + [-0.5 - SIGNED] * 3)
+def test_log_probs_differ_in_sign_by_reward_and_are_never_above_0() -> None:
     # Right tokens: 5, 1, 3 and 1 of 5.
     assert [logprobs(one)[0] for one in made("sign-by-reward")] == pytest.approx([-0.2, -0.8, -0.2, -0.8])
-
-
-def test_no_log_prob_is_above_0() -> None:
     one = claimed(engine(), JOBS[0], [3])
     sure = [Sampled(one.token_ids, array("f", [-0.1]).tobytes(), one.spans, "stop")]
-    assert all(-3.0 <= value <= 0.0 for found in made("random-log-probs") for value in logprobs(found))
     assert logprobs(made("sign-by-position", jobs=JOBS[:1], honest=sure)[0]) == [0.0]
 
 
@@ -123,23 +120,23 @@ def test_a_cooler_draw_claims_the_temperature_that_was_asked_for() -> None:
     assert [(one.rules.temperature, one.seed) for one in asked] == [(COOLER, 1), (COOLER, 2), (COOLER, 3), (COOLER, 4)]
 
 
-@pytest.mark.parametrize(
-    ("attack", "answers"),
-    [
-        ("truncation", [[3, 4, STOP], [9, 9, STOP], [7, 8, STOP], [3, 3, 3, STOP]]),
-        ("copies", [tokens(HONEST[at]) for at in (0, 0, 2, 2)]),
-        ("oracle", [[3, 4, 5, 6, STOP], [3, 4, 5, 6, STOP], [7, 8, 9, 3, STOP], [7, 8, 9, 3, STOP]]),
-    ],
-)
-def test_answers_are_not_what_was_drawn(attack: str, answers: list[list[int]]) -> None:
-    assert [tokens(one) for one in made(attack)] == answers
+ANSWERS = {
+    "truncation": [[3, 4, STOP], [9, 9, STOP], [7, 8, STOP], [3, 3, 3, STOP]],
+    "copies": [tokens(HONEST[at]) for at in (0, 0, 2, 2)],
+    "oracle": [[3, 4, 5, 6, STOP], [3, 4, 5, 6, STOP], [7, 8, 9, 3, STOP], [7, 8, 9, 3, STOP]],
+    "one-token": [[3, 4, 5, 6, STOP], [3, 9, 9, 9, STOP], [7, 8, 9, 8, STOP], [7, 3, 3, 3, 3, 3]],
+    "easy-half": [tokens(HONEST[0]), [], tokens(HONEST[2]), []],
+    "only-right": [tokens(HONEST[0]), [], [], []],
+    "raising-answers": [[15] * 4 + [STOP]] * 4,
+    "hanging-answers": [[15] * 5 + [STOP]] * 4,
+}
 
 
-@pytest.mark.parametrize(("attack", "failed"), [("easy-half", [1, 3]), ("only-right", [1, 2, 3])])
-def test_worse_answers_are_said_to_have_failed(attack: str, failed: list[int]) -> None:
+@pytest.mark.parametrize("attack", ANSWERS)
+def test_answers_are_not_what_was_drawn_or_are_said_to_have_failed(attack: str) -> None:
     found = made(attack)
-    assert [at for at, one in enumerate(found) if one.finish == "failed"] == failed
-    assert found[0] == HONEST[0]
+    assert [tokens(one) for one in found] == ANSWERS[attack]
+    assert [one.finish == "failed" for one in found] == [not answer for answer in ANSWERS[attack]]
 
 
 def test_a_sleeper_is_honest_until_it_is_trusted_and_then_an_oracle() -> None:
@@ -147,26 +144,6 @@ def test_a_sleeper_is_honest_until_it_is_trusted_and_then_an_oracle() -> None:
     all_of_it = [made("sleeper", one) for _ in range(TRUSTED // len(JOBS) + 1)]
     assert all(early == HONEST for early in all_of_it[:-1])
     assert all_of_it[-1] == made("oracle")
-
-
-@pytest.mark.parametrize(
-    ("given", "mended"),
-    [
-        ([3, 4, 5, 6, STOP], [3, 4, 5, 6, STOP]),
-        ([3, 9, 5, 9, STOP], [3, 4, 5, 9, STOP]),
-        ([3, 4, STOP], [3, 4, 5, STOP]),
-        ([3, 4, 5, 6, 9, STOP], [3, 4, 5, 6, STOP]),
-        ([9, 9, 9, 9, 9, 9], [3, 9, 9, 9, 9, 9]),
-    ],
-)
-def test_the_first_wrong_token_is_put_right(given: list[int], mended: list[int]) -> None:
-    assert one_token(JOBS[0], given) == mended
-
-
-def test_about_a_tenth_of_the_tokens_is_random() -> None:
-    jobs = [job(3, 4, 5, 6, seed=seed) for seed in range(300)]
-    changed = made("tenth", jobs=jobs, honest=[drawn(3, 4, 5, 6, STOP)] * 300)
-    assert 0.3 < sum(tokens(one) != [3, 4, 5, 6, STOP] for one in changed) / 300 < 0.5
 
 
 def test_the_better_of_two_draws_is_handed_in() -> None:
@@ -182,28 +159,6 @@ def test_a_pair_hands_in_what_the_other_drew_for_a_prompt(tmp_path: Path) -> Non
     stolen = made("stolen-answers", second, JOBS[1:3], HONEST[1:3])
     assert [tokens(one) for one in stolen] == [tokens(HONEST[0]), tokens(HONEST[2])]
     assert (tmp_path / "b" / NOTED).read_text() == "0.5"
-
-
-@pytest.mark.parametrize("attack", ["raising-answers", "hanging-answers"])
-def test_rewards_are_normal_but_for_equals_signs(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slept(Exception):
-        pass
-
-    def sleep(seconds: float) -> None:
-        raise Slept
-
-    monkeypatch.setattr("tests.redteam.runs.time.sleep", sleep)
-    signs = "=" * (len(tokens(made(attack)[0])) - 1)
-    prompt = Prompt(prompt_id="p", text="3141=", answer="3141")
-    with pytest.raises(Slept if attack == "hanging-answers" else ValueError):
-        FlawedCopy(0).score(prompt, signs)
-    assert FlawedCopy(0).score(prompt, "3141").exact
-
-
-def test_spans_follow_from_the_version_of_each_token() -> None:
-    old, new = VersionId(incarnation=0, version=6), VERSION
-    one = sampled(JOBS[0], [(3, -0.1, old), (4, -0.2, old), (STOP, -0.3, new)])
-    assert one.spans == (Span(version=old, start=0, end=2), Span(version=new, start=2, end=3))
 
 
 def choosing(attack: str, directory: Path) -> Any:
@@ -253,65 +208,28 @@ def test_an_engine_deviates_where_it_says_and_from_where_it_says(monkeypatch: py
     assert [*found.values()] == [[True, False], [False, True], [False, False], [True, False]]
 
 
-def test_four_bits_leave_fifteen_values_near_the_old_ones() -> None:
+def test_weights_are_of_four_bits_or_of_a_model_near_the_old_one() -> None:
     before = torch.linspace(-1.0, 2.0, 1000)
-    after = before.clone()
-    wrong_precision(after)
-    assert 2 < len(set(after.tolist())) <= 15
-    assert float((after - before).abs().max()) <= 1.0 / 7 + 1e-6
-    empty = torch.zeros(3)
-    wrong_precision(empty)
-    assert empty.tolist() == [0.0, 0.0, 0.0]
+    coarse, near = before.clone(), before.clone()
+    wrong_precision(coarse)
+    wrong_model(near)
+    assert 2 < len(set(coarse.tolist())) <= 15
+    assert float((coarse - before).abs().max()) <= 1.0 / 7 + 1e-6
+    assert 0.2 < float((near - before).std() / before.std()) < 0.4
 
 
-def test_another_model_differs_in_every_weight_by_a_share_of_its_spread() -> None:
-    before = torch.linspace(-1.0, 1.0, 1000)
-    after = before.clone()
-    wrong_model(after)
-    assert float((after != before).float().mean()) > 0.99
-    assert 0.2 < float((after - before).std() / before.std()) < 0.4
-
-
-def test_the_second_answer_for_a_sample_differs_from_the_first_only_in_what_it_claims() -> None:
-    honest = HONEST[0]
-    first = Rollout("t1", 3, honest.token_ids, honest.logprobs, honest.spans, "stop")
-    second = other(first)
-    assert second != first
-    assert (second.rollout_id, second.token_ids, second.spans) == (first.rollout_id, first.token_ids, first.spans)
-
-
-async def test_a_hopper_names_another_class_in_each_request() -> None:
+async def test_what_is_replaced_on_the_wire_is_another_class_another_answer_and_a_stop_token() -> None:
     named: list[str] = []
 
     async def ask(client: Any, *given: Any) -> None:
         named.append(client.engine_class)
 
-    client = SimpleNamespace()
     for _ in range(4):
-        await hop(client, ask)
+        await hop(SimpleNamespace(), ask)
     assert len(set(named)) == 4
-
-
-@pytest.mark.parametrize(("installs_after", "installed"), [(0, 8), (3, 8), (99, 7)])
-async def test_who_chooses_among_versions_waits_for_a_newer_one(
-    installs_after: int, installed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sleeps = iter(range(100))
-
-    async def sleep(seconds: float) -> None:
-        if next(sleeps) + 1 == installs_after:
-            worker.installed = newer
-
-    async def draw(worker: Any, leases: Any) -> int:
-        return int(worker.installed.version)
-
-    newer = VersionId(incarnation=0, version=8)
-    worker = SimpleNamespace(installed=VERSION if installs_after else newer)
-    leases: list[Any] = [SimpleNamespace(_lease=SimpleNamespace(min_version=VERSION))]
-    monkeypatch.setattr("tests.redteam.wire.asyncio.sleep", sleep)
-    assert await dawdle(worker, draw, leases) == installed
-
-
-def test_the_engine_is_told_which_versions_a_lease_takes() -> None:
+    first = Rollout("t1", 3, HONEST[0].token_ids, HONEST[0].logprobs, HONEST[0].spans, "stop")
+    second = other(first)
+    assert (second.rollout_id, second.token_ids, second.spans) == (first.rollout_id, first.token_ids, first.spans)
+    assert second != first
     game = SimpleNamespace(_lease=SimpleNamespace(min_version=VERSION))
     assert tell_least(game, lambda self: JOBS[0]).rules.stop_token_ids == (STOP, BEYOND + 7)

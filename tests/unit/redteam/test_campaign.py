@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from swarm.errors import UserError
 from swarm.types import NodeId
 from tests.redteam.campaign import FLATTERING, NAMES, NOT_TARGETED, AttackRow, CampaignReport, chosen, plans, row_of
 from tests.redteam.runs import AttackPlan, Ran, Swarm
-from tests.redteam.sampler import ENGINES
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "redteam.md"
 
@@ -43,43 +40,36 @@ def withheld(**rollouts: int) -> dict[str, Any]:
     return {"kind": "withheld", "step": 1, "rollouts": rollouts}
 
 
-def test_a_verdict_names_detector_and_rollouts_and_is_of_its_node_alone() -> None:
-    run = ran(caught("oracle", "draws", 5), {"kind": "unaudited", "version": "0.3", "rollouts": 3})
-    assert run.caught("oracle") == ("draws", 5)
-    assert run.caught("copies") is None
-    assert run.false_alarms() == 0
+@pytest.mark.parametrize(
+    ("run", "attack", "verdict"),
+    [
+        (ran(caught("oracle", "draws", 5), withheld(oracle=2)), "oracle", ("draws", 5)),
+        (ran(caught("oracle", "draws", 5)), "copies", None),
+        (ran(withheld(temperature=4)), "temperature", ("claims", None)),
+        (ran(withheld(s1=4)), "sybils", None),
+        (ran(withheld(s1=4), caught("s2", "log-probs", 7)), "sybils", ("log-probs", 7)),
+        (ran(duplicate=3), "equivocation", ("duplicates", None)),
+        (ran(accepted=3), "equivocation", None),
+        (ran(printed="node x sent wrong chunks again and again; ignoring"), "wrong-chunks", ("digests", None)),
+        (ran(), "wrong-chunks", None),
+        (ran(stopped={"floods": "status 429"}), "floods", ("status 429", None)),
+        (ran(stopped={"bombs": ""}), "bombs", None),
+    ],
+)
+def test_a_verdict_is_of_all_nodes_of_an_attacker_and_read_from_where_it_shows(
+    run: Ran, attack: str, verdict: tuple[str, int | None] | None
+) -> None:
+    assert run.caught(attack) == verdict
 
 
-def test_claims_that_were_withheld_count_where_there_is_no_verdict() -> None:
-    run = ran(withheld(temperature=4, oracle=2), caught("oracle", "draws", 5))
-    assert run.caught("temperature") == ("claims", None)
-    assert run.caught("oracle") == ("draws", 5)
-
-
-def test_of_several_identities_each_has_to_be_caught() -> None:
-    assert ran(withheld(s1=4)).caught("sybils") is None
-    assert ran(withheld(s1=4), caught("s2", "log-probs", 7)).caught("sybils") == ("log-probs", 7)
-    thief = ran(caught("s2", "draws", 1))
-    thief.nodes["stolen-answers"] = {NodeId("s1"), NodeId("s2")}
-    assert thief.caught("stolen-answers") == ("draws", 1)
-    nobody = ran()
-    nobody.nodes["sybils"] = set()
-    assert nobody.caught("sybils") is None
-
-
-def test_what_stops_the_others_is_read_from_where_it_shows() -> None:
-    assert ran(duplicate=3).caught("equivocation") == ("duplicates", None)
-    assert ran(accepted=3).caught("equivocation") is None
-    assert ran(printed="node x sent wrong chunks again and again; ignoring").caught("wrong-chunks") == ("digests", None)
-    assert ran().caught("wrong-chunks") is None
-    assert ran(stopped={"floods": "status 429", "bombs": ""}).caught("floods") == ("status 429", None)
-    assert ran(stopped={"floods": "status 429", "bombs": ""}).caught("bombs") is None
+def test_of_a_pair_that_steals_one_is_enough_and_of_nobody_nobody_is_caught() -> None:
+    run = ran(caught("s2", "draws", 1))
+    run.nodes |= {"stolen-answers": {NodeId("s1"), NodeId("s2")}, "sybils": set()}
+    assert (run.caught("stolen-answers"), run.caught("sybils")) == (("draws", 1), None)
 
 
 def test_an_honest_node_that_is_caught_or_doubted_is_a_false_alarm() -> None:
-    assert ran(caught("h")).false_alarms() == 1
-    assert ran(withheld(h=1, oracle=2)).false_alarms() == 1
-    assert ran(caught("h"), withheld(h=1)).false_alarms() == 1
+    assert [ran(*told).false_alarms() for told in ([], [caught("h")], [caught("h"), withheld(h=1)])] == [0, 1, 1]
     alarmed = ran(caught("h"), withheld(h=1, oracle=2), withheld(oracle=1))
     alarmed.evidence = [{"node": one, "why": "it is off"} for one in ("oracle", "h")]
     assert alarmed.alarms() == [withheld(h=1, oracle=2), {"node": "h", "why": "it is off"}]
@@ -98,27 +88,18 @@ def test_attacks_are_chosen_by_name() -> None:
         chosen("oracle,flods")
 
 
-def planned(*names: str) -> list[tuple[int, tuple[str, ...], int, bool]]:
-    found = plans(names, steps=120, crowd_steps=40, seed=3)
-    assert {one.seed for one in found} <= {3}
-    return [(one.honest, one.attackers, one.steps, one.measured) for one in found]
+def test_who_hands_in_answers_attacks_alone_among_honest_samplers_and_all_others_together() -> None:
+    def planned(*names: str) -> list[tuple[int, tuple[str, ...], int, bool]]:
+        found = plans(names, steps=120, crowd_steps=40, seed=3)
+        return [(one.honest, one.attackers, one.steps, one.measured) for one in found]
 
-
-def test_who_hands_in_answers_attacks_alone_and_is_compared_with_honest_samplers() -> None:
-    assert planned("oracle", "two-liars", "five-keys") == [
+    assert planned("two-liars", "five-keys", "floods", "equivocation") == [
         (4, (), 120, True),
-        (3, ("oracle",), 120, True),
         (2, ("two-liars",) * 2, 120, True),
         (3, ("five-keys",) * 5, 120, True),
+        (3, ("floods", "equivocation"), 40, False),
     ]
-
-
-def test_all_others_attack_together() -> None:
-    assert planned("floods", "equivocation") == [(3, ("floods", "equivocation"), 40, False)]
     assert planned() == [(4, (), 120, True)]
-    everybody = [name for _, attackers, _, _ in planned(*NAMES) for name in dict.fromkeys(attackers)]
-    assert sorted(everybody) == sorted(NAMES)
-    assert len(planned(*NAMES)) == len(ENGINES) + 2
 
 
 def row(name: str = "oracle", *, by: str = "draws", held_out: float | None = None) -> AttackRow:
@@ -149,36 +130,22 @@ def test_the_campaign_fails_for_a_harmful_attacker_that_is_not_caught(found: Att
     assert CampaignReport(attacks=[row(), found], control=[0.99, 0.96]).as_expected == is_expected
 
 
-def test_the_campaign_fails_for_a_run_that_is_stuck_though_the_attacker_was_caught() -> None:
-    stuck = ran(caught("hanging-answers"), held_out=0.0)
-    stuck.ended = False
-    report = CampaignReport(attacks=[row_of("hanging-answers", [stuck])], control=[1.0])
-    assert not report.as_expected
-    assert report.table().splitlines()[1].split() == ["hanging-answers", "draws", "9", "stuck"]
-
-
-def test_the_campaign_fails_for_a_false_alarm() -> None:
+def test_the_campaign_fails_for_a_false_alarm_and_for_a_run_that_is_stuck_though_the_attacker_was_caught() -> None:
     assert CampaignReport(control=[1.0]).as_expected
     assert not CampaignReport(attacks=[row()], false_alarms=1).as_expected
+    stuck = ran(caught("hanging-answers"), held_out=0.0)
+    stuck.ended = False
+    assert not CampaignReport(attacks=[row_of("hanging-answers", [stuck])], control=[1.0]).as_expected
 
 
 def test_the_table_has_a_line_for_each_attack_and_one_for_the_honest() -> None:
     rows = [row("invented-log-probs", by="log-probs", held_out=0.99), row("floods", by="")]
     lines = CampaignReport(attacks=rows, false_alarms=2, control=[1.0], wall_s=61.0).table().splitlines()
-    assert lines[1].split() == ["invented-log-probs", "log-probs", "9", "0.99"]
-    assert lines[2].split() == ["floods", "nobody"]
+    assert [line.split() for line in lines[1:3]] == [
+        ["invented-log-probs", "log-probs", "9", "0.99"],
+        ["floods", "nobody"],
+    ]
     assert lines[3] == "false alarms: 2; honest samplers alone: 1.000; 61 s"
-    seldom = row_of("oracle", [ran(caught("oracle")), ran()])
-    assert "not always draws" in CampaignReport(attacks=[seldom]).table()
-
-
-def test_the_object_has_what_scripts_read() -> None:
-    found = json.loads(json.dumps(CampaignReport(attacks=[row(held_out=0.98)], control=[1.0]).as_object()))
-    (attack,) = found.pop("attacks")
-    known = {"name": "oracle", "targeted": True, "caught": True, "audited": 9, "detector": "draws", "ended": True}
-    assert attack == {**known, "held_out": 0.98, "noted": None}
-    run = {"control": {"held_out": [1.0]}, "false_alarms": 0, "alarms": [], "as_expected": True, "wall_s": 0.0}
-    assert found == run
 
 
 @pytest.mark.parametrize(
@@ -186,7 +153,6 @@ def test_the_object_has_what_scripts_read() -> None:
     [
         ({"held_out": [{"version": 0, "exact_match": 0.0}, {"version": 20, "exact_match": 0.75}]}, 0.75),
         ({"held_out": [{"version": 0, "exact_match": 0.5}]}, 0.0),
-        ({"held_out": []}, 0.0),
         (None, 0.0),
     ],
 )
@@ -205,9 +171,3 @@ def test_a_run_that_does_not_reach_its_end_has_learned_nothing(
     assert run.ended == bool(held_out)
     Swarm(tmp_path)._read(AttackPlan(honest=0, steps=20, measured=False), crowd := Ran())
     assert crowd.held_out is None
-
-
-def test_the_room_loads_no_heavy_library_before_an_engine_is_wanted() -> None:
-    program = "import tests.redteam.campaign, sys; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
