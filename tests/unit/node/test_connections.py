@@ -17,8 +17,7 @@ from aiohttp import web
 from swarm.cli.runs import _fetch
 from swarm.errors import UserError
 from swarm.join.link import MISLED_TRIES, LearnerLink
-from swarm.net.client import CONNECT_S
-from swarm.node.bootstrap import CERTIFICATE_S, FIND_S, RESOLVE_S, SAY_S
+from swarm.node.bootstrap import FIND_S
 from swarm.node.hello import HELLO_S
 from swarm.node.identity import load_or_create_tls
 from swarm.node.network import NodeNetwork
@@ -181,10 +180,6 @@ async def test_a_port_of_another_program_is_called_so(tmp_path: Path, banner: by
         line = await first_line(tmp_path, f"http://{where}")
     assert "what answers there is no echo-node: is the port the one that `lead` printed?" in line
     assert "\n" not in line
-
-
-def test_no_try_keeps_the_user_waiting_for_five_seconds() -> None:
-    assert max(CONNECT_S, CERTIFICATE_S, SAY_S) < 5 < min(HELLO_S, RESOLVE_S), "what takes longer is told by SAY_S"
 
 
 async def test_two_lines_about_one_silence_do_not_take_turns(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -13,14 +12,10 @@ from swarm.errors import ChildFailed, ProtocolError, UserError, first_fault
 from swarm.join.joining import weights_directory
 from swarm.lead.answering import control_seed
 from swarm.lead.check import check_model
-from swarm.lead.learner import LearnerNode
 from swarm.lead.training import train_group
 from swarm.node.bootstrap import read_bootstrap
 from swarm.node.identity import MAX_GENERATION, StateDirectory, load_or_create_key, next_generation, raise_generation
 from swarm.rollout.plane.groups import sample_seed
-from swarm.run.directory import create_run_directory
-from swarm.run.log import RunLog
-from swarm.settings import LeadConfig
 from swarm.types import GroupId, Score
 from tests.builders import ALICE, prompt, ready_group
 
@@ -126,22 +121,6 @@ def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
 # -- runs ----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_directory_is_never_used_twice(tmp_path: Path) -> None:
-    create_run_directory(tmp_path / "run", LeadConfig(seed=3))
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["seed"] == 3
-    with pytest.raises(UserError, match="already holds a run"):
-        create_run_directory(tmp_path / "run", LeadConfig())
-
-
-def test_every_line_of_a_log_is_on_disk_when_it_was_written(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
-    log.event("evaluated", version=3)
-    log.metrics({"step": 1})
-    assert json.loads((tmp_path / "events.jsonl").read_text())["version"] == 3
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
-    log.close()
-
-
 def test_a_path_that_holds_no_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no config\.json"):
         check_model(str(tmp_path))
@@ -149,11 +128,6 @@ def test_a_path_that_holds_no_model_is_refused_before_anything_starts(tmp_path: 
     check_model(str(tmp_path))
     check_model("tiny")
     check_model("Qwen/Qwen3-4B")
-
-
-def test_an_unknown_task_is_refused_when_the_node_is_made() -> None:
-    with pytest.raises(UserError, match="known tasks: copy"):
-        LearnerNode(LeadConfig(task="fly"), lambda line: None)
 
 
 def test_the_trainer_gets_every_rollout_with_its_reward_and_its_age() -> None:

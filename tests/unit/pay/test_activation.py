@@ -71,6 +71,10 @@ def dear_and_cheap(dear: float, cheap: float = 0.2) -> Run:
     return run
 
 
+def is_left_alone(run: Run, decisions: int, *, idle_share: float | None = None) -> bool:
+    return not any(run.steps(decisions, idle_share=idle_share))
+
+
 def test_while_nothing_is_known_everybody_is_active_within_the_budget() -> None:
     for budget, count in ((1.0, 5), (None, 20)):
         run = Run(cards(20, 0.3, 0.2), Rules(budget_per_hour=budget))
@@ -94,15 +98,16 @@ def test_lost_samplers_are_replaced_in_the_same_decision_within_the_budget(budge
     assert run.activation.selection.feasible == (budget is None)
     assert budget is None or 2.2 < run.activation.selection.cost_per_hour <= budget
     assert all("lost" in run.activation.reason(node) for node in activated(changes))
-    assert run.steps(6) == [[]] * 6, "the rest is left alone"
+    assert is_left_alone(run, 6)
     run.workers = []
     assert run.step() == []
     assert run.active == frozenset()
 
 
-def test_cheaper_samplers_replace_dear_ones_after_a_dwell() -> None:
-    run = dear_and_cheap(0.5)
-    assert run.steps(QUICKEST_DECISIONS - 1) == [[]] * (QUICKEST_DECISIONS - 1)
+@pytest.mark.parametrize(("dear", "cheap", "decisions"), [(0.5, 0.2, QUICKEST_DECISIONS), (0.2, 0.18, DWELL_DECISIONS)])
+def test_cheaper_samplers_replace_dear_ones_after_a_dwell(dear: float, cheap: float, decisions: int) -> None:
+    run = dear_and_cheap(dear, cheap)
+    assert is_left_alone(run, decisions - 1)
     assert "when that has lasted" in run.activation.reason("cheap0")
     assert {name[:4] for name in stood_by(run.step())} == {"dear"}
     assert {name[:4] for name in run.active} == {"chea"}
@@ -110,25 +115,15 @@ def test_cheaper_samplers_replace_dear_ones_after_a_dwell() -> None:
     assert "costs less" in run.activation.reason(sorted(run.active)[0])
 
 
-def test_a_small_saving_is_no_reason_to_exchange() -> None:
-    run = dear_and_cheap(0.206)
-    assert run.steps(3 * DWELL_DECISIONS) == [[]] * (3 * DWELL_DECISIONS)
-
-
-def test_a_saving_must_last() -> None:
+def test_a_saving_must_be_more_than_small_and_must_last() -> None:
+    assert is_left_alone(dear_and_cheap(0.206), 3 * DWELL_DECISIONS)
     run = dear_and_cheap(0.5)
     both, dear = run.workers, run.workers[:20]
     for _ in range(2):
         run.workers = both
-        assert run.steps(QUICKEST_DECISIONS - 1) == [[]] * (QUICKEST_DECISIONS - 1)
+        assert is_left_alone(run, QUICKEST_DECISIONS - 1)
         run.workers = dear
         assert run.step() == []
-
-
-def test_a_saving_within_noise_must_last_for_a_whole_dwell() -> None:
-    run = dear_and_cheap(0.2, 0.18)
-    assert run.steps(DWELL_DECISIONS - 1) == [[]] * (DWELL_DECISIONS - 1)
-    assert run.step()
 
 
 @pytest.mark.parametrize(("saving", "decisions"), [(0.05, 20.0), (0.3, 5.0), (1.0, 4.0)])
@@ -141,15 +136,14 @@ def test_who_was_just_activated_stays_for_a_dwell() -> None:
     run.workers = [*run.workers[:10], *cards(20, 0.3, 0.5, "dear")]
     assert activated(run.step())
     run.workers = [*run.workers, *cards(20, 0.3, 0.1, "cheap")]
-    assert run.steps(QUICKEST_DECISIONS - 1) == [[]] * (QUICKEST_DECISIONS - 1)
+    assert is_left_alone(run, QUICKEST_DECISIONS - 1)
 
 
 def test_a_shorter_step_is_answered_when_it_was_seen_again_and_again() -> None:
     run = settled(cards(40, 0.3, 0.2))
-    assert run.demand is not None
     run.steps(SETTLING_DECISIONS, idle_share=0.0)
-    run.demand = replace(run.demand, train_step_s=90.0)
-    assert run.steps(LITTLE_DECISIONS - 1, idle_share=0.2) == [[]] * (LITTLE_DECISIONS - 1)
+    run.demand = demand(train_step_s=90.0)
+    assert is_left_alone(run, LITTLE_DECISIONS - 1, idle_share=0.2)
     changes = run.step(idle_share=0.2)
     assert len(activated(changes)) > 1, "as many as the closed form says, not one by one"
     assert stood_by(changes) == set()
@@ -157,22 +151,17 @@ def test_a_shorter_step_is_answered_when_it_was_seen_again_and_again() -> None:
 
 def test_a_slow_or_fast_step_now_and_then_changes_nothing() -> None:
     run = settled(cards(40, 0.3, 0.2))
-    usual = run.demand
-    assert usual is not None
-    for train_step_s in (60.0, 240.0, 90.0, 500.0):
-        run.demand = replace(usual, train_step_s=train_step_s)
-        assert run.step(idle_share=0.2) == []
-        run.demand = usual
-        assert run.step(idle_share=0.0) == []
+    for train_step_s, idle_share in ((60.0, 0.2), (120.0, 0.0), (240.0, 0.2), (90.0, 0.2), (120.0, 0.0), (500.0, 0.2)):
+        run.demand = demand(train_step_s=train_step_s)
+        assert run.step(idle_share=idle_share) == []
 
 
 def test_what_it_shrinks_to_would_have_been_enough_at_every_decision() -> None:
     run = Run(cards(60, 0.3, 0.2))
     run.demand = None
     run.step()
-    usual = demand()
     for number in range(QUICKEST_DECISIONS):
-        run.demand = replace(usual, train_step_s=100.0) if number == 2 else usual
+        run.demand = demand(train_step_s=100.0 if number == 2 else 120.0)
         run.step()
     assert len(run.active) == math.ceil(512 / 100 * 0.98 * 1.05 / 0.3)
 
@@ -251,7 +240,7 @@ def test_where_the_set_has_much_to_spare_and_the_learner_waits_the_next_cheapest
     run = settled(cards(6, 3.0, 2.0))
     assert len(run.active) == 2, "6 rollouts/s where 4.4 are needed"
     run.steps(SETTLING_DECISIONS, idle_share=0.0)
-    assert run.steps(LITTLE_DECISIONS - 1, idle_share=0.2) == [[]] * (LITTLE_DECISIONS - 1)
+    assert is_left_alone(run, LITTLE_DECISIONS - 1, idle_share=0.2)
     assert len(activated(run.step(idle_share=0.2))) == 1
 
 
@@ -266,8 +255,8 @@ def test_a_margin_does_not_grow_where_nobody_is_left_to_step_in() -> None:
 
 def test_a_learner_that_waits_just_after_a_change_waits_for_starts() -> None:
     run = settled(cards(40, 0.3, 0.2))
-    assert run.steps(5, idle_share=0.3) == [[]] * 5
-    assert run.steps(30, idle_share=0.0) == [[]] * 30
+    assert is_left_alone(run, 5, idle_share=0.3)
+    assert is_left_alone(run, 30, idle_share=0.0)
 
 
 def test_figures_without_sense_are_stood_by_and_told() -> None:
@@ -294,34 +283,24 @@ def test_of_a_class_that_is_only_claimed_one_is_tried_and_then_another() -> None
     run.workers = [*run.workers, *claiming(3, 1.0, "new")]
     ((first, _),) = run.step()
     assert "no node of your class has been measured" in run.activation.reason(first)
+    assert run.activation.selection is not None
+    assert set(run.activation.selection.active) == before
     assert run.step() == []
     run.now += PROBE_S
     changes = run.step()
     assert stood_by(changes) == {first}
     assert len(activated(changes)) == 1
     assert before < run.active
-
-
-def test_one_that_would_be_dearer_even_by_its_claim_is_not_tried() -> None:
-    run = settled(cards(20, 0.3, 0.2))
-    run.workers = [*run.workers, *claiming(3, 2.1, "new")]
-    assert run.steps(5) == [[]] * 5
-
-
-def test_what_is_tried_for_its_claims_stands_by_as_soon_as_it_proves_dear_and_stays_out_of_the_set_till_then() -> None:
-    run = settled(cards(20, 0.3, 0.2))
-    before = run.active
-    run.workers = [*run.workers, *claiming(3, 1.0, "new")]
-    run.step()
-    assert run.activation.selection is not None
-    assert set(run.activation.selection.active) == before
+    # It stands by as soon as it proves dear.
     run.workers = [*run.workers[:20], *cards(3, 0.4, 1.0, "new")]
     assert {name[:3] for name in stood_by(run.step())} == {"new"}
     assert run.active == before
 
 
-def test_classes_that_are_tried_share_the_room_of_the_unknown() -> None:
+def test_classes_that_are_tried_share_the_room_of_the_unknown_and_those_dearer_by_their_claims_are_not_tried() -> None:
     run = settled(cards(20, 0.3, 0.2))
+    run.workers = [*run.workers, *claiming(3, 2.1, "new")]
+    assert is_left_alone(run, 5)
     run.workers += [one for number in range(9) for one in claiming(2, 1.0, f"new{number}-")]
     assert len(activated(run.step())) == PROBES
 
@@ -361,5 +340,5 @@ def test_while_those_that_stepped_in_are_starting_no_margin_is_added_for_what_th
     lost = sorted(run.active)[:5]
     run.workers = [one for one in run.workers if one.name not in lost]
     assert activated(run.step())
-    assert run.steps(20, idle_share=0.3) == [[]] * 20
-    assert any(run.steps(12, idle_share=0.3))
+    assert is_left_alone(run, 20, idle_share=0.3)
+    assert not is_left_alone(run, 12, idle_share=0.3)

@@ -46,24 +46,20 @@ def worker_of(estimator: Estimator, node: str, now: float = 1000.0) -> Worker:
     return next(worker for worker in estimator.workers(now) if worker.name == node)
 
 
-def test_without_a_step_or_a_length_there_is_no_demand() -> None:
+def test_without_samples_every_figure_has_its_start_value_and_without_one_there_is_no_demand() -> None:
+    estimator = joined("a", start=StartValues(train_step_s=50.0, lengths=Lengths(tokens=(7.0,)), start_s=34.0))
+    found, (one,) = demand_of(estimator), estimator.workers(0.0)
+    assert found is not None
+    assert (found.train_step_s, found.lengths.mean) == (50.0, 7.0)
+    assert (one.rollouts_per_s, one.start_s, estimator.idle_share()) == (0.0, 34.0, None)
     estimator = joined("a")
-    assert demand_of(estimator) is None
     estimator.trained(60.0)
     assert demand_of(estimator) is None
     estimator.generated("a", [10], now=1.0)
     assert demand_of(estimator) is not None
 
 
-def test_without_samples_every_figure_has_its_start_value() -> None:
-    estimator = joined("a", start=StartValues(train_step_s=50.0, lengths=Lengths(tokens=(7.0,)), start_s=34.0))
-    found, (one,) = demand_of(estimator), estimator.workers(0.0)
-    assert found is not None
-    assert (found.train_step_s, found.lengths.mean) == (50.0, 7.0)
-    assert (one.rollouts_per_s, one.start_s, estimator.idle_share()) == (0.0, 34.0, None)
-
-
-def test_one_stall_moves_nothing() -> None:
+def test_one_stall_moves_nothing_and_what_changed_for_good_is_seen() -> None:
     estimator = joined("a")
     for _ in range(9):
         estimator.trained(60.0)
@@ -71,10 +67,6 @@ def test_one_stall_moves_nothing() -> None:
     estimator.trained(4000.0)
     estimator.idle(1.0)
     assert (estimator.train_step_s(), estimator.idle_share()) == (60.0, 0.01)
-
-
-def test_what_changed_for_good_is_seen() -> None:
-    estimator = Estimator(StartValues())
     for train_step_s in [60.0] * 30 + [90.0] * 8:
         estimator.trained(train_step_s)
     assert estimator.train_step_s() == 90.0

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,10 @@ def test_equal_choices_keep_who_is_active() -> None:
 
 
 def test_those_who_wait_are_told_why() -> None:
-    found = choose([*cards(20, 0.3, 0.18), worker("dear", 0.5, 2.0), *cards(1, 0.0, 0.1, "new")])
+    odd = worker("odd", math.inf, 0.1)
+    found = choose([odd, *cards(20, 0.3, 0.18), worker("dear", 0.5, 2.0), *cards(1, 0.0, 0.1, "new")])
+    assert "odd" not in found.active
+    assert "rate" in found.standby["odd"]
     assert found.standby["dear"] == (
         "at 1.11 per 1,000 rollouts you cost more than the samplers that suffice (at most 0.17)"
     )
@@ -72,13 +76,6 @@ def test_those_who_wait_are_told_why() -> None:
     waiting = [name for name in found.standby if name.startswith("card")]
     assert waiting
     assert all("step in when some leave" in found.standby[name] for name in waiting)
-
-
-def test_figures_without_sense_are_never_chosen() -> None:
-    """What these are, tests/unit/pay/test_prices.py says."""
-    found = choose([worker("bad", math.inf, 0.1), *cards(20, 0.3, 0.18)])
-    assert "bad" not in found.active
-    assert "rate" in found.standby["bad"]
 
 
 def test_nobody_there_is_an_answer() -> None:
@@ -110,6 +107,7 @@ def test_the_budget_is_kept_and_what_is_missing_is_said(activate: str) -> None:
     assert {"free0", "free1", "free2"} <= set(found.active)
     assert "the budget of 1.50 per hour pays for" in found.why
     assert "budget" in found.standby["dear0"]
+    assert choose(fleet, replace(rules, budget_per_hour=0.0)).active == ("free0", "free1", "free2")
 
 
 def test_within_the_budget_the_learner_is_idle_as_little_as_possible() -> None:
@@ -121,11 +119,6 @@ def test_within_the_budget_the_learner_is_idle_as_little_as_possible() -> None:
     within = [s for s in (search.assess([w.name for w in c], 1.0) for c in subsets(fleet)) if s.cost_per_hour <= 1.0]
     best = max(selection.useful_rollouts_per_s for selection in within)
     assert found.useful_rollouts_per_s >= 0.98 * best
-
-
-def test_a_budget_of_nothing_leaves_the_volunteers() -> None:
-    found = choose([*cards(3, 0.2, 0.0, "free"), *cards(10, 0.3, 0.2)], Rules(budget_per_hour=0.0))
-    assert found.active == ("free0", "free1", "free2")
 
 
 def test_the_broadcast_is_planned_for_the_set_that_is_chosen() -> None:
@@ -149,16 +142,19 @@ def test_a_star_that_can_not_carry_enough_is_as_large_as_helps() -> None:
     assert len(found.active) < 100
 
 
-@pytest.mark.parametrize("wrong", [0.0, 1.5, math.nan])
-def test_a_target_that_is_no_share_is_refused(wrong: float) -> None:
-    with pytest.raises(ValueError, match="idle target"):
-        Rules(idle_target=wrong)
-
-
-@pytest.mark.parametrize("wrong", [-1.0, math.nan])
-def test_a_budget_that_is_no_price_is_refused(wrong: float) -> None:
-    with pytest.raises(ValueError, match="budget"):
-        Rules(budget_per_hour=wrong)
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"idle_target": 0.0}, "idle target"),
+        ({"idle_target": 1.5}, "idle target"),
+        ({"idle_target": math.nan}, "idle target"),
+        ({"budget_per_hour": -1.0}, "budget"),
+        ({"budget_per_hour": math.nan}, "budget"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Rules(**wrong)
 
 
 def test_a_thousand_samplers_are_chosen_from_in_few_plans() -> None:

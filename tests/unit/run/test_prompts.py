@@ -19,8 +19,6 @@ from swarm.errors import UserError
 from swarm.learner.messages import Prepared
 from swarm.run.directory import named_after
 from swarm.run.prompts import (
-    PADDING_SHARE,
-    PADDING_TOKENS,
     STRIDE,
     ProgressLine,
     Prompts,
@@ -172,17 +170,17 @@ def test_long_work_tells_how_far_it_is_and_ends_when_nobody_waits(
 
 def test_without_a_template_a_prompt_is_the_text_with_the_tokenizers_bos(run_dir: Path, sums: Path) -> None:
     prompts, held_out, said = _open(run_dir, _config(sums))
-    assert _decoded(run_dir, prompts(0)) == BOS + prompts(0).text
-    assert [_decoded(run_dir, prompt) for prompt in held_out] == [BOS + prompt.text for prompt in held_out]
+    assert [_decoded(run_dir, one) for one in (prompts(0), *held_out)] == [
+        BOS + one.text for one in (prompts(0), *held_out)
+    ]
     assert said == ["the model has no chat template: it is given the prompts as they are"]
 
 
-@pytest.mark.parametrize("ends", [1, 2])
-def test_a_prompt_ends_where_the_answer_begins(run_dir: Path, sums: Path, ends: int) -> None:
+def test_a_prompt_ends_where_the_answer_begins(run_dir: Path, sums: Path) -> None:
     """Some tokenizers put an end after every text."""
     tokenizer = _characters(run_dir / "model")
-    single = f"{BOS} $A" + f" {BOS}" * ends
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=[(BOS, 0)])
+    ends_twice = processors.TemplateProcessing(single=f"{BOS} $A {BOS} {BOS}", special_tokens=[(BOS, 0)])
+    tokenizer.post_processor = ends_twice
     tokenizer.save(str(run_dir / "model" / "tokenizer.json"))
     prompts, _, _ = _open(run_dir, _config(sums))
     assert _decoded(run_dir, prompts(0)) == BOS + prompts(0).text
@@ -193,6 +191,8 @@ def test_with_a_template_a_prompt_is_a_chat_and_its_bos_is_not_doubled(run_dir: 
     prompts, held_out, said = _open(run_dir, _config(sums, system_prompt="Go."))
     assert _decoded(run_dir, prompts(0)) == f"{BOS}s(Go.)u({prompts(0).text})a("
     assert _decoded(run_dir, held_out[0]) == f"{BOS}s(Go.)u({held_out[0].text})a("
+    chat = Prompt(prompt_id="c", text="b", answer="", messages=(("system", "Mine."), ("user", "b")))
+    assert prompts.text(chat) == f"{BOS}s(Mine.)u(b)a(", "a system message of its own goes before the settings'"
     assert said == []
 
 
@@ -206,13 +206,6 @@ def test_chat_is_for_questions_unless_the_user_says(
 ) -> None:
     prompts, _, _ = _open(run_dir, _config(sums, **settings))
     assert _decoded(run_dir, prompts(0)) == BOS + text.format(prompts(0).text)
-
-
-@pytest.mark.usefixtures("template")
-def test_a_system_message_of_the_prompts_own_goes_before_the_settings(run_dir: Path, sums: Path) -> None:
-    prompts, _, _ = _open(run_dir, _config(sums, system_prompt="Go."))
-    chat = Prompt(prompt_id="c", text="b", answer="", messages=(("system", "Mine."), ("user", "b")))
-    assert prompts.text(chat) == f"{BOS}s(Mine.)u(b)a("
 
 
 @pytest.mark.parametrize(
@@ -247,9 +240,8 @@ def test_a_prompt_counts_as_short_only_if_no_tokenizer_could_make_it_long() -> N
     assert _letters(tokenizer, 11 * 30 + 64)._is_short(text)
 
 
-@pytest.mark.parametrize("number", [*range(4)])
-def test_every_question_is_measured_before_the_run(run_dir: Path, sums: Path, number: int) -> None:
-    long = json.dumps({"id": "much", "prompt": f"{number}" * (CONTEXT - 8), "answer": "a"}) + "\n"
+def test_every_question_is_measured_before_the_run(run_dir: Path, sums: Path) -> None:
+    long = json.dumps({"id": "much", "prompt": "1" * (CONTEXT - 8), "answer": "a"}) + "\n"
     sums.write_text(sums.read_text() + long)
     with pytest.raises(UserError, match=rf"the prompt much has {CONTEXT - 7} tokens; the most is {CONTEXT - 8} "):
         _open(run_dir, _config(sums))
@@ -340,7 +332,6 @@ def test_a_board_is_drawn_after_each_turn_where_there_is_one(run_dir: Path) -> N
 def test_a_padded_vocabulary_goes_on_with_a_word_and_another_models_is_refused(run_dir: Path) -> None:
     assert check_vocabulary("m", run_dir / "model", 97) == ""
     assert "31 entries more than the tokenizer: padding" in check_vocabulary("m", run_dir / "model", 128)
-    assert max(PADDING_TOKENS, PADDING_SHARE * 151_936) >= 151_936 - 151_669, "qwen's"
     for vocab_size, words in (
         (96, "the tokenizer has 97 tokens and the model's vocabulary 96"),
         (1300, "only 97 tokens: it is another model's"),
@@ -368,24 +359,23 @@ def test_what_the_prompts_depend_on_is_on_record_and_other_data_are_refused(run_
 
 
 @pytest.mark.usefixtures("template")
-@pytest.mark.parametrize("changed", ["template", "tokenizer", "weights", ""])
-def test_a_run_does_not_go_on_with_another_base(run_dir: Path, sums: Path, changed: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("chat_template.jinja", TEMPLATE, TEMPLATE + "!"),
+        ("tokenizer.json", '"+": 13', '"+": 14'),
+        ("", "", ""),
+    ],
+)
+def test_a_run_does_not_go_on_with_another_base(run_dir: Path, sums: Path, file: str, before: str, after: str) -> None:
     config = _config(sums)
     prepare_prompts(run_dir, config, open_task(config), _prepared(weights="aa"), print)
-    if changed == "template":
-        (run_dir / "model" / "chat_template.jinja").write_text(TEMPLATE + "!")
-    if changed == "tokenizer":
-        path = run_dir / "model" / "tokenizer.json"
-        path.write_text(
-            path.read_text().replace('"?": 1', '"?": 96').replace('"~": 96', '"~": 1').replace('"+": 13', '"+": 14')
-        )
-    prepared = _prepared(weights="bb" if changed == "weights" else "aa")
-    if not changed:
-        prepare_prompts(run_dir, config, open_task(config), prepared, print)
-        return
-    what = "weights" if changed == "weights" else "chat template or tokenizer"
+    prepare_prompts(run_dir, config, open_task(config), _prepared(weights="aa"), print)
+    if path := run_dir / "model" / file if file else None:
+        path.write_text(path.read_text().replace(before, after))
+    what = "chat template or tokenizer" if file else "weights"
     with pytest.raises(UserError, match=f"has another {what} than when the run began"):
-        prepare_prompts(run_dir, config, open_task(config), prepared, print)
+        prepare_prompts(run_dir, config, open_task(config), _prepared(weights="aa" if file else "bb"), print)
 
 
 @pytest.mark.usefixtures("template")
@@ -414,7 +404,6 @@ def test_a_prompt_without_tokens_is_refused(run_dir: Path, sums: Path) -> None:
     [
         ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", "system"),
         ("{{ messages[0].content }}", "user"),
-        ("hello", "system and user"),
         ("{% for m in messages %}{{ m.content[:2] }}{% endfor %}", "system and user"),
     ],
 )
