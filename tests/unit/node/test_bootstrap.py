@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -94,18 +94,22 @@ async def test_a_certificate_that_the_record_does_not_name_means_somebody_betwee
 
 async def test_a_name_may_have_several_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with member(KEY) as one:
-        loop = asyncio.get_running_loop()
         asked: list[str] = []
 
         async def two_addresses(host: str, port: int, **settings: Any) -> list[Any]:
             asked.append(host)
             return [(socket.AF_INET, 1, 6, "", (address, port)) for address in ("127.0.0.1", "127.0.0.2")]
 
-        monkeypatch.setattr(loop, "getaddrinfo", two_addresses)
+        async def host_or_none() -> str | None:
+            try:
+                return (await several.greet()).address.host
+            except PeerUnreachable:
+                return None
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two_addresses)
         several = bootstraps(tmp_path, f"http://seeds.example:{one.port}")
-        seen = {await _host_or_none(several.greet) for _ in range(12)}
+        assert {await host_or_none() for _ in range(12)} == {"127.0.0.1", None}
         assert asked == ["seeds.example"] * 12
-        assert seen == {"127.0.0.1", None}
 
 
 async def test_good_peers_are_remembered_for_the_same_bootstraps_alone(tmp_path: Path) -> None:
@@ -149,38 +153,19 @@ def test_everything_named_comes_before_a_few_that_are_remembered(tmp_path: Path)
     assert 0 < len(sweep[2:]) < 10
 
 
-PASTED = [
-    "  {}\t",
-    '"{}"',
-    "\u201c{}\u201d.",
-    "<{}>,",
-    "`{}`.",
-    "{}\n",
-    "echo-node join --role sampler --bootstrap {} --state-dir here",
-]
-
-
-@pytest.mark.parametrize("paste", PASTED)
-def test_a_join_line_is_read_as_it_was_pasted(paste: str) -> None:
+@pytest.mark.parametrize(
+    "paste",
+    ["  {}\t", "\u201c{}\u201d.", "<{}>,", "`{}`.\n", "echo-node join --role sampler --bootstrap {} --state-dir here"],
+)
+def test_what_was_pasted_is_read(paste: str) -> None:
     whole = line_for(KEY, Address(host="10.0.0.1", port=7700, fingerprint=bytes(32)))
     for text in (whole, f"{whole[:40]}\n  {whole[40:80]}\r\n{whole[80:]}"):
         assert read_bootstraps([paste.format(text)]) == read_bootstraps([whole])
-
-
-@pytest.mark.parametrize("text", [" 10.0.0.1", "'10.0.0.1'", "10.0.0.1:7700\n", "`10.0.0.1`."])
-def test_an_address_is_read_as_it_was_pasted(text: str) -> None:
-    assert read_bootstraps([text]) == read_bootstraps(["10.0.0.1"])
+    if "echo-node" not in paste:
+        assert read_bootstraps([paste.format("10.0.0.1")]) == read_bootstraps(["10.0.0.1"])
 
 
 def test_join_lines_of_two_swarms_are_refused(tmp_path: Path) -> None:
     here = Address(host="10.0.0.1", port=7700)
     with pytest.raises(UserError, match="different swarms"):
         bootstraps(tmp_path, line_for(KEY, here), line_for(OTHER_KEY, here))
-
-
-async def _host_or_none(greet: Callable[[], Any]) -> str | None:
-    try:
-        found = await greet()
-    except PeerUnreachable:
-        return None
-    return str(found.address.host)

@@ -56,11 +56,8 @@ def test_a_volunteer_is_told_the_bytes_before_they_come() -> None:
     assert "engine" not in based
 
 
-def test_a_volunteer_is_told_what_it_is_for_in_its_owners_words() -> None:
-    card = card_of("m", "t", about='to teach sums"\n\x1b[2J')
-    assert next(card_lines(card, draws=True, has_base=False)).endswith('; its owner says: "to teach sums\'??[2J"')
-
-
-def test_a_card_with_escapes_is_shown_without_them() -> None:
-    card = Card(model="\x1b[2Jm", task="t\nrm -rf")
-    assert all(line.isprintable() for line in card_lines(card, draws=False, has_base=False))
+def test_a_volunteer_is_told_what_it_is_for_in_its_owners_words_and_without_escapes() -> None:
+    card = Card(model="\x1b[2Jm", task="t\nrm -rf", about='to teach sums"\n\x1b[2J')
+    lines = list(card_lines(card, draws=True, has_base=False))
+    assert lines[0].endswith('; its owner says: "to teach sums\'??[2J"')
+    assert all(line.isprintable() for line in lines)

@@ -112,10 +112,8 @@ async def test_a_status_is_told_in_numbers() -> None:
     ("state", "word"),
     [
         ("paused: outside its hours, until 22:00", "paused"),
-        ("paused by its owner", "paused"),
         ("waiting (paced)", "waiting"),
         ("looking for the swarm", "looking_for_the_swarm"),
-        ("standby: others are cheaper", "standby"),
         ("dreaming", OTHER),
     ],
 )

@@ -228,20 +228,6 @@ async def test_the_learner_is_called_where_a_bootstrap_found_it_last(tmp_path: P
         assert one.learner()[1][-1] == lead.address
 
 
-@pytest.mark.parametrize(
-    ("settings", "found"),
-    [
-        ({"host": "10.0.0.7"}, "10.0.0.7:7700"),
-        ({"host": "0.0.0.0", "advertise": "learner.example"}, "learner.example:7700"),
-        ({"host": "0.0.0.0", "advertise": "[2001:db8::7]:80"}, "[2001:db8::7]:80"),
-    ],
-)
-def test_what_others_dial(settings: dict[str, Any], found: str) -> None:
-    assert advertised(LeadConfig(port=7700, **settings), 7700, b"").authority == found
-    with pytest.raises(UserError, match="is not an address"):
-        advertised(LeadConfig(**{"port": 7700, **settings, "advertise": "no host"}), 7700, b"")
-
-
 def test_own_addresses_are_none_of_loopback_and_of_the_family_that_is_listened_in() -> None:
     assert not any(map(is_loopback, own_hosts()))
     here = {host: advertised(LeadConfig(host=host, port=7700), 7700, b"").host for host in ("::", "0.0.0.0")}
@@ -266,7 +252,10 @@ def test_a_join_line_has_all_addresses_that_others_may_reach(tmp_path: Path, mon
     everywhere = line_of(tmp_path / "a", host=LeadConfig().host)
     assert everywhere[:3] == ["10.0.0.3:7700", "10.0.0.1:7700", "10.0.0.2:7700"]
     assert len(everywhere) == len(set(everywhere)) == 8
-    assert line_of(tmp_path / "b", host="0.0.0.0", advertise="home.example:80") == ["home.example:80"]
+    assert line_of(tmp_path / "b", host="0.0.0.0", advertise="[2001:db8::7]:80") == ["[2001:db8::7]:80"]
+    assert line_of(tmp_path / "f", host="0.0.0.0", advertise="home.example") == ["home.example:7700"]
+    with pytest.raises(UserError, match="is not an address"):
+        line_of(tmp_path / "g", host="0.0.0.0", advertise="no host")
     assert line_of(tmp_path / "c", host="10.0.0.2") == ["10.0.0.2:7700"]
     assert line_of(tmp_path / "e", host="::") == ["10.0.0.3:7700"], "of the family that it listens in"
     assert line_of(tmp_path / "d", host="127.0.0.1") == ["127.0.0.1:7700"]

@@ -101,17 +101,6 @@ def test_a_liar_is_held_to_twice_what_others_would_claim_for_the_same_work() -> 
     assert again.rollouts_per_s == pytest.approx(0.4), "prices change, nothing is lost"
 
 
-def test_who_stopped_to_give_is_not_believed_for_ever() -> None:
-    estimator = joined("a", "b", "hung")
-    for node in ("a", "b", "hung"):
-        works(estimator, node, rate=0.3, claim=0.4)
-    for minute in range(1, 61):
-        for node in ("a", "b"):
-            estimator.generated(node, [100] * 18, now=1000.0 + 60.0 * minute)
-    assert worker_of(estimator, "hung", now=4600.0).rollouts_per_s < 0.2
-    assert worker_of(estimator, "a", now=4600.0).rollouts_per_s == pytest.approx(0.4)
-
-
 def test_who_has_not_proven_itself_is_held_to_its_class_or_to_twice_the_best_and_its_claim_passed_on() -> None:
     estimator = joined("a", "b")
     works(estimator, "a", rate=0.3, claim=0.4)
