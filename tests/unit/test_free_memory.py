@@ -22,12 +22,10 @@ MEMINFO = {"/proc/meminfo": "MemTotal: 24000000 kB\nMemFree: 100 kB\nMemAvailabl
 """Of a machine that has run for a while: nearly no page is free, most of the memory can be had."""
 
 
-@pytest.mark.parametrize("files", [{}, {"/proc/meminfo": "MemTotal: 5 kB\n"}])
-def test_where_the_system_does_not_say_what_is_left_all_memory_counts(
-    monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
-) -> None:
-    say(monkeypatch, files)
-    assert free_host_bytes() >= 2**28
+def test_where_the_system_does_not_say_what_is_left_all_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files in ({}, {"/proc/meminfo": "MemTotal: 5 kB\n"}):
+        say(monkeypatch, files)
+        assert free_host_bytes() >= 2**28
 
 
 @pytest.mark.parametrize(
@@ -52,10 +50,7 @@ Pages free:                               10000.
 Pages active:                            200000.
 Pages inactive:                          190000.
 Pages speculative:                         5000.
-Pages throttled:                              0.
-Pages wired down:                        100000.
 Pages purgeable:                           1000.
-"Translation faults":                  99999999.
 """
 
 

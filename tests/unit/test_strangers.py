@@ -30,10 +30,9 @@ SHOWN = "?[2J?]0;owned??31m???evil??[red]x[/red]"
 
 
 def on_a_terminal(what: Any) -> str:
-    console = Console(file=io.StringIO(), width=300, force_terminal=True, color_system=None)
-    console.print(what)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    file = io.StringIO()
+    Console(file=file, width=300, force_terminal=True, color_system=None).print(what)
+    return file.getvalue()
 
 
 def relay() -> dict[str, Any]:
@@ -124,17 +123,14 @@ def test_a_learners_words_stand_in_quotes_that_they_cannot_close() -> None:
     session: Any = SimpleNamespace(_status=SamplerStatus(), _say=said.append)
     Session._hear_standby(session, COMMAND)
     card = Card(model=COMMAND, task="copy", weights_bytes=0, sample_tokens=0)
-    dropped = Drops().hear([DroppedRollouts(reason=COMMAND, rollouts=1)], now=0.0)
+    drops = Drops()
+    dropped = drops.hear([DroppedRollouts(reason=COMMAND, rollouts=1)], now=0.0)
     assert said == [f"standby: the learner says {QUOTED}"]
     assert session._status.standby == f"the learner says {QUOTED}"
     assert purpose(card) == f'this swarm trains {QUOTED} on the task "copy"'
     assert dropped == f"the learner dropped 1 of our rollouts: {QUOTED}"
-
-
-def test_the_reasons_of_dropped_rollouts_are_text() -> None:
-    drops = Drops()
-    assert drops.hear([DroppedRollouts(reason=ESCAPES, rollouts=1)], now=0.0) is not None
-    assert drops.counts == {SHOWN: 1}
+    drops.hear([DroppedRollouts(reason=ESCAPES, rollouts=1)], now=0.0)
+    assert SHOWN in drops.counts
 
 
 def test_the_evidence_against_a_sampler_is_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

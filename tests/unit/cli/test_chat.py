@@ -53,15 +53,11 @@ def words(messages: Messages) -> list[str]:
     return [one["content"] for one in messages]
 
 
-def test_a_chat_is_asked_with_what_was_said_before(talk: Callable[..., list[Messages]]) -> None:
-    first, second = talk("one", "", "two")
-    assert first == [{"role": "user", "content": "one"}]
+def test_a_chat_is_asked_with_what_was_said_before_but_not_before_a_reset(talk: Callable[..., list[Messages]]) -> None:
+    first, second, third = talk("one", "", "two", "/reset", "three", system="short")
+    assert first == [{"role": "system", "content": "short"}, {"role": "user", "content": "one"}]
     assert second == [*first, {"role": "assistant", "content": "to one"}, {"role": "user", "content": "two"}]
-
-
-def test_a_reset_forgets_all_but_the_system_prompt(talk: Callable[..., list[Messages]]) -> None:
-    _, second = talk("one", "/reset", "two", system="short")
-    assert second == [{"role": "system", "content": "short"}, {"role": "user", "content": "two"}]
+    assert words(third) == ["short", "three"]
 
 
 def test_a_chat_goes_on_after_a_fault_without_what_failed(

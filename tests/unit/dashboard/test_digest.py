@@ -29,22 +29,17 @@ def page(status: dict[str, Any], *, now: float = 0.0, live: bool = True, **confi
 CONFIG: dict[str, Any] = {"model": "tiny", "task": "digits", "beat_s": 1.0, "target": 0.9}
 
 
-def test_a_recorded_status_has_every_key_of_the_page() -> None:
+def test_the_page_has_what_its_status_has() -> None:
     shown = page(RECORD, now=1060.0, **CONFIG)
-    assert shown["bottleneck"]
-    assert (shown["model"], shown["task"], shown["target"], shown["began"], shown["at"]) == (
-        *("tiny", "digits"),
-        *(0.9, 1000.0, 1060.0),
-    )
-    assert (shown["step"], shown["steps"], shown["version"]) == (RECORD["step"], RECORD["steps"], RECORD["version"])
+    assert (shown["model"], shown["task"], shown["target"]) == ("tiny", "digits", 0.9)
+    assert (shown["began"], shown["at"]) == (1000.0, 1060.0)
+    same = ("step", "steps", "version", "links")
+    assert {name: shown[name] for name in same} == {name: RECORD[name] for name in same}
     assert shown["join"].startswith("echo-node join --role sampler --bootstrap 127.0.0.1:")
     assert shown["time_left_s"] == pytest.approx((RECORD["steps"] - RECORD["step"]) * RECORD["step_s"])
     assert shown["staleness"] == {"bound": 2, "counts": RECORD["ages"]}
-    assert sum(RECORD["ages"]) == 9 * RECORD["batch_rollouts"]
-    assert shown["links"] == RECORD["links"]
-    assert {sender for sender, *_ in shown["links"]} >= {RECORD["node"]}
     newest = shown["versions"][-1]
-    assert newest["version"] == list(RECORD["broadcasts"])[-1]
+    assert (newest["version"], newest["of"]) == (list(RECORD["broadcasts"])[-1], 3)
     assert newest.keys() >= {
         "raw_bytes",
         "encoded_bytes",
@@ -54,11 +49,11 @@ def test_a_recorded_status_has_every_key_of_the_page() -> None:
         "prepared_s",
         "installed_s",
     }
-    assert newest["of"] == 3
 
 
 def test_tiles_say_what_the_terminal_says() -> None:
     known = dict(terminal_figures(RECORD))
+    assert page(RECORD)["bottleneck"] in printed(live_view(RECORD, [], 200, "echo-node lead"), width=200)
     tiles = {tile["id"]: tile for tile in page(RECORD)["tiles"]}
     assert list(tiles) == [
         *("reward", "held_out", "rollouts_per_s", "tokens_per_s", "busy", "staleness", "discarded", "broadcast"),
@@ -104,27 +99,16 @@ def test_of_a_run_that_is_over_nobody_is_there_any_more() -> None:
     assert {row[rate] for row in rows for rate in ("tokens_per_s", "up_bytes_per_s", "last_seen_s")} == {None}
     assert rows[1]["accepted"] > 0
     assert shown["links"] == []
-    ways: tuple[dict[str, Any], ...] = (
-        {"stopped_by": "the loss is not finite"},
-        {"cost": {"cost_total": 7.0}},
-        {"step": 200},
-        {"state": "stopped"},
-        {"state": "going on, or killed"},
-    )
-    ends = [page({**RECORD, "step": 60, **way}, live=False, steps=200, max_cost=7.0) for way in ways]
-    assert [one["bottleneck"] for one in ends] == [
-        "ended by an alarm at step 60 of 200: the loss is not finite",
-        "ended at step 60 of 200: the budget of 7 is spent",
-        "ended after its last step",
-        "ended at step 60 of 200",
-        "its files end at step 60 of 200: it goes on elsewhere, or was killed",
+    ends: list[tuple[dict[str, Any], str]] = [
+        ({"stopped_by": "the loss is not finite"}, "ended by an alarm at step 60 of 200: the loss is not finite"),
+        ({"cost": {"cost_total": 7.0}}, "ended at step 60 of 200: the budget of 7 is spent"),
+        ({"step": 200}, "ended after its last step"),
+        ({"state": "stopped"}, "ended at step 60 of 200"),
+        ({"state": "going on, or killed"}, "its files end at step 60 of 200: it goes on elsewhere, or was killed"),
     ]
-
-
-def test_the_terminal_and_the_page_name_the_same_bottleneck() -> None:
-    sentence = page(RECORD)["bottleneck"]
-    on_terminal = printed(live_view(RECORD, [], 200, "echo-node lead"), width=200)
-    assert sentence in on_terminal
+    for way, words in ends:
+        shown = page({**RECORD, "step": 60, **way}, live=False, steps=200, max_cost=7.0)
+        assert shown["bottleneck"] == words
 
 
 def test_a_node_s_row_has_what_the_learner_knows_of_it() -> None:

@@ -64,6 +64,11 @@ def test_a_report_has_all_that_the_page_asks_for(recorded: Path) -> None:
     assert [event["kind"] for event in snapshot["events"]] == ["stopped"]
     asked = {path for name in STATIC.glob("*.js") for path in re.findall(r"ask\(`(api/\w+)", name.read_text())}
     assert asked == set(answers), "the page asks for nothing else"
+    public = {"node": "cd" * 16, "role": "relay", "state": "alive", "address": "http://10.0.0.1:7701"}
+    status = {"state": "running", "node": "ab" * 16, "join": "echo-node join 10.0.0.1:7700", "publics": [public]}
+    led = kept_in(recorded, status=status)["snapshot"]
+    assert led["digest"]["state"] == "running"
+    assert "10.0.0.1" not in json.dumps(led), "not where anybody is"
 
 
 def test_a_report_loads_nothing_and_allows_only_its_own_code(recorded: Path) -> None:
@@ -117,14 +122,6 @@ def test_a_run_without_any_step_has_a_report(tmp_path: Path) -> None:
     assert "no rollouts" in kept_in(run_dir, no_readers)["answers"]["api/rollouts"]["fault"]
     record(run_dir, *BATCHES)
     assert "never came to its first step" in kept_in(run_dir, no_readers)["answers"]["api/rollouts"]["fault"]
-
-
-def test_a_report_of_a_run_that_is_led_says_what_its_node_says_but_not_where_anybody_is(recorded: Path) -> None:
-    public = {"node": "cd" * 16, "role": "relay", "state": "alive", "address": "http://10.0.0.1:7701"}
-    status = {"state": "running", "node": "ab" * 16, "join": "echo-node join 10.0.0.1:7700", "publics": [public]}
-    snapshot = kept_in(recorded, status=status)["snapshot"]
-    assert snapshot["digest"]["state"] == "running"
-    assert "10.0.0.1" not in json.dumps(snapshot)
 
 
 def test_secrets_are_not_shown(tmp_path: Path) -> None:

@@ -78,12 +78,9 @@ def test_a_fault_names_its_fix(wrong: Check, fix: str) -> None:
     assert fix in wrong.fix
 
 
-def test_a_rate_is_told_with_what_it_means_for_the_first_version() -> None:
+def test_a_rate_and_wear_are_told_with_what_they_mean() -> None:
     told = doctor.check_line(10_000_000, 2.0, 8 * GB).what
     assert told.endswith("40.0 Mbit/s, at which the first version takes 18 min")
     assert doctor.check_line(10_000_000, 2.0, 0).what.endswith("40.0 Mbit/s")
-
-
-def test_wear_is_told_by_version_and_by_day() -> None:
     what = one(doctor.check_wear(8 * GB, 8 * GB, 8 * GB, 0.5)).what
     assert "each version rewrites 8.0 GB, 11.5 TB a day if one comes each minute" in what

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import UserError
-from swarm.join.owner import DAY, FILE_BYTES, change_limits, described, holds, read_limits, told, unknown
+from swarm.join.owner import DAY, FILE_BYTES, change_limits, described, holds, read_limits, unknown
 from swarm.settings import JoinConfig, LimitsSection
 from swarm.settings_file import load_config
 
@@ -115,17 +114,3 @@ def test_a_file_that_the_command_did_not_write_is_refused(tmp_path: Path, conten
     path.write_text(content)
     with pytest.raises(UserError):
         read_limits(path)
-
-
-@pytest.mark.parametrize(
-    ("changed", "lines"),
-    [
-        ({"max_upload": None}, ["limit changed: max-upload is none, was 10"]),
-        (
-            {"only_when": ("mains",), "hours": "1:00-2:00"},
-            ["limit changed: hours is 1:00-2:00, was none", "limit changed: only-when is mains, was none"],
-        ),
-    ],
-)
-def test_each_change_is_a_line(changed: dict[str, Any], lines: list[str]) -> None:
-    assert told(START, START.model_copy(update=changed)) == lines

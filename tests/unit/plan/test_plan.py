@@ -73,19 +73,13 @@ def test_versions_that_are_skipped_make_others_older_and_move_no_bytes() -> None
     assert found.learner_up_bytes == pytest.approx(12.0 * 12.6 / 18.0)
 
 
-@pytest.mark.parametrize(
-    ("staleness", "found"),
-    [
-        ({"S": (0, 2)}, [(0, 1), (2, 1), (2, 2), (2, 3)]),
-        ({"S": (1, 6), "kappa_rule": "paper"}, [(1, 1), (6, 5)]),  # Every S - 1 steps
-    ],
-)
-def test_settings_are_every_period_that_a_bound_allows_or_that_of_the_paper(
-    staleness: dict[str, Any], found: list[tuple[int, int]]
-) -> None:
-    demands = demands_of(scenario(staleness=staleness))
-    assert [(one.max_staleness, one.publish_every_steps) for one in demands] == found
-    assert len(demands_of(scenario(staleness={"S": (1024,)}))) == 16
+def test_settings_are_every_period_that_a_bound_allows_or_that_of_the_paper() -> None:
+    def found(**staleness: Any) -> list[tuple[int, int]]:
+        return [(one.max_staleness, one.publish_every_steps) for one in demands_of(scenario(staleness=staleness))]
+
+    assert found(S=(0, 2)) == [(0, 1), (2, 1), (2, 2), (2, 3)]
+    assert found(S=(1, 6), kappa_rule="paper") == [(1, 1), (6, 5)], "every S - 1 steps"
+    assert len(found(S=(1024,))) == 16
 
 
 def test_the_cost_of_a_step_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:

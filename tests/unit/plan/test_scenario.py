@@ -27,10 +27,7 @@ def load(name: str) -> Scenario:
     [
         ("price_per_h = 0.40 ", "price_per_h = -1.0 ", "fleet vast-4090: price_per_h = -1.0: input should be greater"),
         ("price_per_h = 0.40 ", "", "fleet vast-4090: price_per_h is missing"),
-        ("tokens_per_s = 1120", "tokens_per_s = 0", "vast-4090: tokens_per_s = 0: input should be greater than 0"),
         ("tokens_per_s = 1120", "tokens_per_s = inf", "vast-4090: tokens_per_s = inf: input should be a finite number"),
-        ("tokens_per_s = 1120", "tokens_per_s = '9'", "vast-4090: tokens_per_s = '9': input should be a valid number"),
-        ("up_mbps = 2000", "up_mbps = 0", "learner.up_mbps = 0: input should be greater than 0"),
         ("gen_s = 170", "gen_s = -170", "baseline.colocated.gen_s = -170: input should be greater than 0"),
         ("margin = 1.05", "margin = 0.5", "baseline.async_dc.margin = 0.5: input should be greater than or equal to 1"),
         ("group_size = 8", "group_size = 7", "learner: rollouts_per_step 512 is no multiple of group_size 7"),

@@ -13,10 +13,9 @@ import termios
 import threading
 from collections.abc import Callable
 
-import pytest
 from rich.console import Console
 
-from swarm.report.live import LINES_KEPT, LiveView, redrawn, rows_of
+from swarm.report.live import LINES_KEPT, LiveView
 from tests.unit.screen import Screen
 
 PATIENCE_S = 60.0
@@ -32,30 +31,6 @@ with LiveView(Console(), title="echo-node test") as view:
     for line in sys.stdin:
         view.say(line.strip())
 """
-
-
-def panel(width: int) -> list[str]:
-    return ["+" + "-" * (width - 2) + "+", "|" + " " * (width - 2) + "|", "+" + "-" * (width - 2) + "+"]
-
-
-def drawn(screen: Screen, before: list[str], before_width: int, after: list[str], *said: str) -> None:
-    screen.write(redrawn(rows_of(before, before_width, screen.width), (*said, *after)))
-
-
-@pytest.mark.parametrize("widths", [(80, 60), (80, 30, 80), (60, 120), (100, 79, 78, 77, 40, 100)])
-def test_a_panel_leaves_nothing_behind_when_its_terminal_is_resized(widths: tuple[int, ...]) -> None:
-    screen = Screen(widths[0])
-    before: list[str] = []
-    before_width = 0
-    for number, width in enumerate(widths):
-        if number:
-            screen.resize(width)
-        at = min(78, width)
-        drawn(screen, before, before_width, panel(at), f"line {number}")
-        drawn(screen, panel(at), at, panel(at))
-        before, before_width = panel(at), at
-    shown = [row for row in screen.rows if row]
-    assert shown == [*(f"line {number}" for number in range(len(widths))), *before]
 
 
 class Terminal:
