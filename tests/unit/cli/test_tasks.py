@@ -106,6 +106,7 @@ class Odd:
         print("judging", completion)
         return {
             "raises": lambda: 1 / 0,
+            "leaves": lambda: exit(3),
             "nan": lambda: float("nan"),
             "ends": lambda: os._exit(3),
             "hangs": lambda: time.sleep(3600),
@@ -117,6 +118,7 @@ class Odd:
     ("answer", "words"),
     [
         ("raises", "FAILED: it raised ZeroDivisionError: division by zero"),
+        ("leaves", "FAILED: it raised SystemExit: 3"),
         ("nan", "FAILED: it raised ValueError: the reward is nan, which is not a finite number"),
         ("ends", "FAILED: the reward process died; its last words are above"),
         ("hangs", "FAILED: the reward process made no progress for 0.5 s and was killed"),

@@ -55,16 +55,6 @@ def test_a_new_price_counts_from_then_on() -> None:
     assert rent_of(costs, 100.0 + 2 * HOUR_S) == pytest.approx(1.2)
 
 
-def test_who_left_costs_no_more_and_is_remembered() -> None:
-    costs = book()
-    costs.joined("a", Terms("4090", (0.4, 0.0, 0.0)), now=100.0)
-    costs.activated("a", now=100.0)
-    costs.left("a", now=100.0 + HOUR_S)
-    assert costs.by_node(100.0 + 5 * HOUR_S)["a"].rent == pytest.approx(0.4)
-    costs.joined("a", Terms("4090", (0.4, 0.0, 0.0)), now=100.0 + 5 * HOUR_S)
-    assert rent_of(costs, 100.0 + 6 * HOUR_S) == pytest.approx(0.4)
-
-
 def test_what_waiting_would_cost_stands_apart() -> None:
     costs = book()
     costs.joined("a", Terms("4090", (0.4, 0.0, 0.0)), now=100.0)

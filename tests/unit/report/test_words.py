@@ -54,7 +54,8 @@ def rate_binds(status: dict[str, Any], needed: float | None, useful: float, **mo
     )
 
 
-TWO = (("rtx4090", 2.0, 0.0, ""), ("rtx4090", 2.0, 0.0, ""))
+RTX, T4, A100 = ("rtx4090", 2.0, 0.0, ""), ("t4", 1.0, 0.1, ""), ("a100", 4.0, 4.0, "")
+TWO = (RTX, RTX)
 
 
 def test_what_a_learner_waits_for_comes_first(status: dict[str, Any]) -> None:
@@ -89,18 +90,8 @@ def test_a_busy_learner_waits_for_nothing(status: dict[str, Any]) -> None:
         # Of what they draw half comes in time, so one more adds 1/s.
         (TWO, 5.2, 2.0, "4 more of class rtx4090 would do"),
         # The cheapest per rollout, though others are more and faster.
-        (
-            (*TWO[:1], ("t4", 1.0, 0.1, ""), ("a100", 4.0, 4.0, ""), ("a100", 4.0, 4.0, "")),
-            12.0,
-            11.0,
-            "1 more of class",
-        ),
-        (
-            (("t4", 1.0, 0.1, ""), ("a100", 4.0, 4.0, ""), ("a100", 4.0, 4.0, "")),
-            12.0,
-            9.0,
-            "3 more of class t4 would do",
-        ),
+        ((RTX, T4, A100, A100), 12.0, 11.0, "1 more of class"),
+        ((T4, A100, A100), 12.0, 9.0, "3 more of class t4 would do"),
         # By what one of a class usually costs for a rollout, not by its fastest.
         (
             (("t4", 0.9, 1.0, ""), ("t4", 1.1, 1.0, ""), ("l4", 1.05, 1.0, "")),
@@ -156,14 +147,11 @@ def test_where_more_samplers_would_not_do_the_model_says_why(status: dict[str, A
         "learner idle 38 %: generation binds: a completion takes 4 s and a version 0.19 s, where a bound of 1 leaves"
         " 0.06 s for both"
     )
-    none = "the learner will be idle 88% of the time: samplers like these would not do in any number"
-    assert bottleneck(rate_binds(status, None, 4.0, why=none)) == (
-        "learner idle 38 %: samplers like these would not do in any number"
-    )
-    poor = rate_binds(status, 9.0, 4.0, why="the budget of 2.00 per hour pays for samplers that keep it idle 38%")
-    assert bottleneck(poor).startswith("learner idle 38 %: the budget of 2.00 per hour")
-    odd = rate_binds(status, 4.0, 5.0)
-    assert bottleneck(odd).endswith("though 4 rollouts/s are enough and 5 should come")
+    no_number, budget = "samplers like these would not do in any number", "the budget of 2.00 per hour pays for 38%"
+    none = rate_binds(status, None, 4.0, why=f"the learner will be idle 88% of the time: {no_number}")
+    assert bottleneck(none) == f"learner idle 38 %: {no_number}"
+    assert bottleneck(rate_binds(status, 9.0, 4.0, why=budget)) == f"learner idle 38 %: {budget}"
+    assert bottleneck(rate_binds(status, 4.0, 5.0)).endswith("though 4 rollouts/s are enough and 5 should come")
 
 
 @pytest.mark.parametrize(
@@ -213,9 +201,11 @@ def test_what_else_binds_is_told_with_its_figures(status: dict[str, Any]) -> Non
 
 
 def test_all_on_standby_is_told_with_the_reason(status: dict[str, Any]) -> None:
-    waiting = with_samplers(status, ("t4", 1.0, 9.0, "the budget is spent"), ("t4", 1.0, 9.0, "the budget is spent"))
-    waiting = changed(waiting, capacity={"active": 0, "standby": 2})
-    assert bottleneck(waiting) == "all 2 samplers wait on standby: the budget is spent"
+    waiting = with_samplers(status, *[("t4", 1.0, 9.0, "the budget is spent")] * 2)
+    assert (
+        bottleneck(changed(waiting, capacity={"active": 0, "standby": 2}))
+        == "all 2 samplers wait on standby: the budget is spent"
+    )
 
 
 def test_words_of_others_are_cut_and_cleaned() -> None:
