@@ -6,15 +6,12 @@ import asyncio
 import json
 import os
 import pty
-import socket
 import stat
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 
 from swarm.cli.demo import REAL, Demo, largest_fall, show_of, verdict
@@ -191,30 +188,28 @@ async def test_what_a_node_prints_is_for_its_owner_alone(tmp_path: Path) -> None
 
 async def test_the_page_of_a_demo_stays_until_enter_is_pressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create_run_directory(tmp_path / "run", LeadConfig(run_dir=tmp_path / "run"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    known = {"url": f"http://127.0.0.1:{port}", "token": "t"}
-    (tmp_path / "run" / "dashboard.json").write_text(json.dumps(known))
+    (tmp_path / "run" / "dashboard.json").write_text('{"url": "http://127.0.0.1:77", "token": "t"}')
     demo = demo_of(DemoConfig(run_dir=tmp_path / "run"))
-    said: list[str] = []
-    monkeypatch.setattr(demo, "_say", said.append)
+    served, stops = asyncio.Queue[int](), asyncio.Event()
+
+    async def serve(shown: object, port: int, say: object) -> None:
+        served.put_nowait(port)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stops.set()
+
+    monkeypatch.setattr("swarm.cli.demo.serve_files", serve)
     await demo._go_on_with_page()
-    assert said == [], "without a terminal nobody could press it"
+    assert served.empty(), "without a terminal nobody could press it"
     leader, follower = pty.openpty()
     with os.fdopen(leader, "w") as keys, os.fdopen(follower) as terminal:
         monkeypatch.setattr("sys.stdin", terminal)
         demo._view.is_live = True
         shown = asyncio.create_task(demo._go_on_with_page())
-        async with aiohttp.ClientSession() as browser:
-            while True:
-                with suppress(aiohttp.ClientConnectorError):
-                    async with browser.get(f"http://127.0.0.1:{port}/?token=t") as answer:
-                        assert answer.status == 200
-                        break
-                await asyncio.sleep(0.01)
+        assert await served.get() == 77
         assert not shown.done()
         keys.write("\n")
         keys.flush()
-        async with asyncio.timeout(30):
-            await shown
-    assert said == ["the page stays where it was until you press Enter"]
+        await asyncio.wait_for(shown, 30)
+    assert stops.is_set()
