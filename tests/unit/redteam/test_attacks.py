@@ -11,19 +11,16 @@ import pytest
 import torch
 
 from swarm.sampler.engine import Generate, Generated, Job, Sampled
-from swarm.types import Rollout, SamplingRules, Span, VersionId
+from swarm.types import SamplingRules, Span, VersionId
 from tests.redteam.sampler import (
-    COOLER,
     ENGINES,
     NOTED,
     TRUSTED,
     claimed,
     engine_of,
     expected,
-    wrong_model,
-    wrong_precision,
 )
-from tests.redteam.wire import BEYOND, hop, other, tell_least
+from tests.redteam.wire import BEYOND
 
 STOP = 2
 VERSION = VersionId(incarnation=0, version=7)
@@ -108,18 +105,6 @@ def test_log_probs_differ_in_sign_by_reward_and_are_never_above_0() -> None:
     assert logprobs(made("sign-by-position", jobs=JOBS[:1], honest=sure)[0]) == [0.0]
 
 
-def test_a_cooler_draw_claims_the_temperature_that_was_asked_for() -> None:
-    asked: list[Job] = []
-
-    def draw(jobs: list[Job]) -> list[Sampled]:
-        asked.extend(jobs)
-        return HONEST
-
-    cold = engine(draw=draw)
-    assert made("temperature", cold) == [claimed(cold, j, tokens(s)) for j, s in zip(JOBS, HONEST, strict=True)]
-    assert [(one.rules.temperature, one.seed) for one in asked] == [(COOLER, 1), (COOLER, 2), (COOLER, 3), (COOLER, 4)]
-
-
 ANSWERS = {
     "truncation": [[3, 4, STOP], [9, 9, STOP], [7, 8, STOP], [3, 3, 3, STOP]],
     "copies": [tokens(HONEST[at]) for at in (0, 0, 2, 2)],
@@ -144,11 +129,6 @@ def test_a_sleeper_is_honest_until_it_is_trusted_and_then_an_oracle() -> None:
     all_of_it = [made("sleeper", one) for _ in range(TRUSTED // len(JOBS) + 1)]
     assert all(early == HONEST for early in all_of_it[:-1])
     assert all_of_it[-1] == made("oracle")
-
-
-def test_the_better_of_two_draws_is_handed_in() -> None:
-    second = [HONEST[1], HONEST[0], HONEST[3], HONEST[3]]
-    assert made("best-of-2", engine(draw=lambda jobs: second)) == [HONEST[0], HONEST[0], HONEST[2], HONEST[3]]
 
 
 def test_a_pair_hands_in_what_the_other_drew_for_a_prompt(tmp_path: Path) -> None:
@@ -206,30 +186,3 @@ def test_an_engine_deviates_where_it_says_and_from_where_it_says(monkeypatch: py
         samples = one.generate(Generate(jobs=jobs), lambda: None).samples
         found[attack, version] = [tokens(sample) == expected(jobs[0]) for sample in samples]
     assert [*found.values()] == [[True, False], [False, True], [False, False], [True, False]]
-
-
-def test_weights_are_of_four_bits_or_of_a_model_near_the_old_one() -> None:
-    before = torch.linspace(-1.0, 2.0, 1000)
-    coarse, near = before.clone(), before.clone()
-    wrong_precision(coarse)
-    wrong_model(near)
-    assert 2 < len(set(coarse.tolist())) <= 15
-    assert float((coarse - before).abs().max()) <= 1.0 / 7 + 1e-6
-    assert 0.2 < float((near - before).std() / before.std()) < 0.4
-
-
-async def test_what_is_replaced_on_the_wire_is_another_class_another_answer_and_a_stop_token() -> None:
-    named: list[str] = []
-
-    async def ask(client: Any, *given: Any) -> None:
-        named.append(client.engine_class)
-
-    for _ in range(4):
-        await hop(SimpleNamespace(), ask)
-    assert len(set(named)) == 4
-    first = Rollout("t1", 3, HONEST[0].token_ids, HONEST[0].logprobs, HONEST[0].spans, "stop")
-    second = other(first)
-    assert (second.rollout_id, second.token_ids, second.spans) == (first.rollout_id, first.token_ids, first.spans)
-    assert second != first
-    game = SimpleNamespace(_lease=SimpleNamespace(min_version=VERSION))
-    assert tell_least(game, lambda self: JOBS[0]).rules.stop_token_ids == (STOP, BEYOND + 7)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import UserError
 from swarm.types import NodeId
-from tests.redteam.campaign import FLATTERING, NAMES, NOT_TARGETED, AttackRow, CampaignReport, chosen, plans, row_of
+from tests.redteam.campaign import FLATTERING, NAMES, NOT_TARGETED, AttackRow, CampaignReport, plans, row_of
 from tests.redteam.runs import AttackPlan, Ran, Swarm
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "redteam.md"
@@ -81,13 +80,6 @@ def test_every_attack_is_described() -> None:
     assert {*NAMES} > NOT_TARGETED | FLATTERING
 
 
-def test_attacks_are_chosen_by_name() -> None:
-    assert chosen("floods,oracle,floods") == ("floods", "oracle")
-    assert chosen("") == NAMES
-    with pytest.raises(UserError, match="--only flods: one of wrong-model"):
-        chosen("oracle,flods")
-
-
 def test_who_hands_in_answers_attacks_alone_among_honest_samplers_and_all_others_together() -> None:
     def planned(*names: str) -> list[tuple[int, tuple[str, ...], int, bool]]:
         found = plans(names, steps=120, crowd_steps=40, seed=3)
@@ -136,16 +128,6 @@ def test_the_campaign_fails_for_a_false_alarm_and_for_a_run_that_is_stuck_though
     stuck = ran(caught("hanging-answers"), held_out=0.0)
     stuck.ended = False
     assert not CampaignReport(attacks=[row_of("hanging-answers", [stuck])], control=[1.0]).as_expected
-
-
-def test_the_table_has_a_line_for_each_attack_and_one_for_the_honest() -> None:
-    rows = [row("invented-log-probs", by="log-probs", held_out=0.99), row("floods", by="")]
-    lines = CampaignReport(attacks=rows, false_alarms=2, control=[1.0], wall_s=61.0).table().splitlines()
-    assert [line.split() for line in lines[1:3]] == [
-        ["invented-log-probs", "log-probs", "9", "0.99"],
-        ["floods", "nobody"],
-    ]
-    assert lines[3] == "false alarms: 2; honest samplers alone: 1.000; 61 s"
 
 
 @pytest.mark.parametrize(
