@@ -104,10 +104,3 @@ def test_a_conversion_that_is_killed_leaves_nothing_half(
     # What is there is not made again.
     monkeypatch.setattr(smollm2, "convert", None)
     assert smollm2.make_model() == model
-
-
-def test_as_a_program_it_prints_the_directory(smollm2: Any, tmp_path: Path) -> None:
-    model = tmp_path / "home" / "echo-node" / "SmolLM2-135M-Instruct"
-    model.mkdir(parents=True)
-    done = subprocess.run([sys.executable, str(PATH)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"{model}\n")
