@@ -8,7 +8,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,21 @@ from swarm.lead.dials import DIALS
 from swarm.run.directory import create_run_directory
 from swarm.settings import Flag, JoinConfig, LeadConfig, headings, sections
 
+Run = Callable[..., tuple[Any, str, str]]
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Exit status, stdout and stderr of a command in this process."""
-    monkeypatch.setattr(sys, "argv", ["echo-node", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.run()
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
+
+    def run(*arguments: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["echo-node", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.run()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run
 
 
 def commands(group: Any = None, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -43,12 +50,10 @@ def commands(group: Any = None, *names: str) -> Iterator[tuple[tuple[str, ...], 
 
 
 @pytest.mark.parametrize("columns", ["60", "80"])
-def test_help_cuts_no_name_of_an_option(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str
-) -> None:
+def test_help_cuts_no_name_of_an_option(monkeypatch: pytest.MonkeyPatch, run: Run, columns: str) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     for names, command in commands():
-        status, help_text, _ = run(monkeypatch, capsys, *names, "-h")
+        status, help_text, _ = run(*names, "-h")
         assert status == 0
         assert help_text.startswith(" ".join(["Usage: echo-node", *names]))
         assert "…" not in help_text
@@ -59,10 +64,10 @@ def test_help_cuts_no_name_of_an_option(
 
 @pytest.mark.parametrize(("name", "kind"), [("lead", LeadConfig), ("join", JoinConfig)])
 def test_every_flag_of_the_settings_is_an_option_in_its_section(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, kind: Any
+    monkeypatch: pytest.MonkeyPatch, run: Run, name: str, kind: Any
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    _, help_text, _ = run(monkeypatch, capsys, name, "--help")
+    _, help_text, _ = run(name, "--help")
     blocks, titles = help_text.split("\n\n"), headings(kind)
     for field, info in kind.model_fields.items():
         flag = next((one for one in info.metadata if isinstance(one, Flag)), None)
@@ -74,11 +79,9 @@ def test_every_flag_of_the_settings_is_an_option_in_its_section(
     assert shown[-1].strip().startswith("Examples") or "Examples" in blocks[-1]
 
 
-def test_defaults_are_those_of_the_settings(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_defaults_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    _, help_text, _ = run(monkeypatch, capsys, "lead", "--help")
+    _, help_text, _ = run("lead", "--help")
     assert f"Default: {LeadConfig.model_fields['steps'].default}." in help_text
     assert "Default: the task's." in help_text
     assert "--activate <all|cheapest>" in help_text
@@ -111,14 +114,12 @@ def test_flags_reach_the_settings_and_nothing_else_does(monkeypatch: pytest.Monk
         ),
     ],
 )
-def test_a_typo_is_told_what_was_probably_meant(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str
-) -> None:
-    assert run(monkeypatch, capsys, *arguments) == (2, "", f"echo-node: {line}\n")
+def test_a_typo_is_told_what_was_probably_meant(run: Run, arguments: tuple[str, ...], line: str) -> None:
+    assert run(*arguments) == (2, "", f"echo-node: {line}\n")
 
 
-def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, capsys, "--version") == (0, f"echo-node {__version__}\n", "")
+def test_the_version_is_told(run: Run) -> None:
+    assert run("--version") == (0, f"echo-node {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -132,18 +133,14 @@ def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (("runs/x", "paused=true", "stop"), "write KEY=VALUE, "),
     ],
 )
-def test_what_cannot_be_set_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], line: str
-) -> None:
-    status, _, said = run(monkeypatch, capsys, "set", *words)
+def test_what_cannot_be_set_is_one_line(run: Run, words: tuple[str, ...], line: str) -> None:
+    status, _, said = run("set", *words)
     assert (status, said.count("\n")) == (2, 1)
     assert said.startswith(f"echo-node: {line}")
 
 
-def test_the_help_of_set_names_all_that_can_be_set(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, help_text, _ = run(monkeypatch, capsys, "set", "-h")
+def test_the_help_of_set_names_all_that_can_be_set(run: Run) -> None:
+    _, help_text, _ = run("set", "-h")
     assert [key for key in DIALS if f"{key}: " not in help_text] == []
 
 
@@ -169,16 +166,16 @@ def test_the_shell_completes_commands_options_and_values() -> None:
 
 
 def test_the_page_of_a_run_that_is_led_is_named_and_that_it_has_none_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
     create_run_directory(run_dir, LeadConfig(run_dir=run_dir))
     monkeypatch.setattr("swarm.node.control.is_served", lambda directory: True)
     address = run_dir / "dashboard.json"
     address.write_text('{"url": "http://127.0.0.1:7", "token": "t"}')
-    assert run(monkeypatch, capsys, "dashboard", str(run_dir))[:2] == (0, "page http://127.0.0.1:7/?token=t\n")
+    assert run("dashboard", str(run_dir))[:2] == (0, "page http://127.0.0.1:7/?token=t\n")
     address.write_text('{"url": "", "token": "t"}')
-    status, _, said = run(monkeypatch, capsys, "dashboard", str(run_dir))
+    status, _, said = run("dashboard", str(run_dir))
     assert (status, said) == (2, f"echo-node: the run in {run_dir} is led now, without a page (--dashboard off)\n")
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from base64 import b64decode
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,8 @@ def recorded(tmp_path: Path) -> Path:
 
 
 def test_a_report_has_all_that_the_page_asks_for(recorded: Path) -> None:
-    log = RunLog(recorded)
-    log.event("stopped", state="finished")
-    log.close()
+    with closing(RunLog(recorded)) as log:
+        log.event("stopped", state="finished")
     kept = kept_in(recorded)
     snapshot, answers = kept["snapshot"], kept["answers"]
     assert snapshot["columns"]["reward"]["mean"] == [step / 8 for step in range(1, 7)]
@@ -88,10 +88,9 @@ def test_a_report_loads_nothing_and_allows_only_its_own_code(recorded: Path) -> 
 
 
 def test_no_strangers_text_ends_the_script_that_it_is_in(recorded: Path) -> None:
-    log = RunLog(recorded)
-    log.event("generation_failed", node=HOSTILE, reason=HOSTILE)
-    log.metrics({"step": 9, HOSTILE: 1.0})
-    log.close()
+    with closing(RunLog(recorded)) as log:
+        log.event("generation_failed", node=HOSTILE, reason=HOSTILE)
+        log.metrics({"step": 9, HOSTILE: 1.0})
     asked = Prompt(prompt_id="p", text=HOSTILE, answer=HOSTILE, token_ids=(1,))
 
     def readers() -> Read:

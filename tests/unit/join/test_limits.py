@@ -1,7 +1,8 @@
-"""What an owner allows: when nothing is drawn and why, and the file that says otherwise than the flags."""
+"""What an owner allows: when nothing is drawn and why, the file that changes the flags; and what clocks tell."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -10,9 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import UserError
-from swarm.join.owner import DAY, FILE_BYTES, change_limits, described, holds, read_limits, unknown
+from swarm.join.owner import (
+    DAY,
+    FILE_BYTES,
+    Holds,
+    Reading,
+    change_limits,
+    described,
+    holds,
+    notice,
+    read_limits,
+    unknown,
+)
 from swarm.settings import JoinConfig, LimitsSection
 from swarm.settings_file import load_config
+from tests.unit.wires import many_turns
 
 START = JoinConfig(bootstrap=("127.0.0.1",), max_upload=10.0, nice=3)
 
@@ -114,3 +127,59 @@ def test_a_file_that_the_command_did_not_write_is_refused(tmp_path: Path, conten
     path.write_text(content)
     with pytest.raises(UserError):
         read_limits(path)
+
+
+async def test_a_node_draws_again_when_the_last_reason_is_lifted() -> None:
+    holds = Holds()
+    held: list[str] = []
+    holds.on_hold = lambda: held.append(holds.reason)
+    holds.set("hours", "")
+    assert (holds.free.is_set(), held) == (True, [])
+    holds.set("battery", "on battery")
+    holds.set("owner", "by its owner")
+    assert held == ["on battery"] * 2
+    free = asyncio.create_task(holds.free.wait())
+    assert holds.reason == "on battery"
+    holds.set("battery", "")
+    holds.set("hours", "")
+    await many_turns()
+    assert holds.reason == "by its owner"
+    assert not free.done()
+    holds.set("owner", "")
+    await free
+    assert holds.reason == ""
+
+
+BEFORE = Reading(wall=1.7e9, monotonic=500.0, boot=9000.0)
+
+
+def after(*, wall: float = 1.0, monotonic: float = 1.0, boot: float = 1.0) -> tuple[str, bool]:
+    return notice(
+        BEFORE, Reading(wall=BEFORE.wall + wall, monotonic=BEFORE.monotonic + monotonic, boot=BEFORE.boot + boot)
+    )
+
+
+@pytest.mark.parametrize("seen", [{"wall": 14, "monotonic": 14, "boot": 14}, {"wall": -3}, {"wall": 1.5}, {"wall": 5}])
+def test_a_busy_machine_is_no_sleeping_one_and_a_clock_that_is_kept_in_step_is_not_told(seen: dict[str, float]) -> None:
+    assert after(**seen) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("seen", "line", "was_away"),
+    [
+        ({"wall": 91, "monotonic": 91, "boot": 91}, "this process was stopped, or got no turn, for 91 s", True),
+        ({"wall": 3600, "monotonic": 1, "boot": 3600}, "this machine slept for 3,600 s", True),
+        ({"wall": 3601}, "the clock was set forward by 3,600 s", True),
+        ({"wall": 11}, "the clock was set forward by 10 s", False),
+        ({"wall": -3599}, "the clock was set back by 3,600 s", False),
+        (
+            {"wall": 91 - 7200, "monotonic": 1, "boot": 91},
+            "this machine slept for 91 s; the clock was set back by 7,200 s",
+            True,
+        ),
+    ],
+)
+def test_what_happened_is_one_line_and_who_was_away_joins_again(
+    seen: dict[str, float], line: str, was_away: bool
+) -> None:
+    assert after(**seen) == (line, was_away)

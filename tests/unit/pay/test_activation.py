@@ -149,13 +149,6 @@ def test_a_shorter_step_is_answered_when_it_was_seen_again_and_again() -> None:
     assert stood_by(changes) == set()
 
 
-def test_a_slow_or_fast_step_now_and_then_changes_nothing() -> None:
-    run = settled(cards(40, 0.3, 0.2))
-    for train_step_s, idle_share in ((60.0, 0.2), (120.0, 0.0), (240.0, 0.2), (90.0, 0.2), (120.0, 0.0), (500.0, 0.2)):
-        run.demand = demand(train_step_s=train_step_s)
-        assert run.step(idle_share=idle_share) == []
-
-
 def test_what_it_shrinks_to_would_have_been_enough_at_every_decision() -> None:
     run = Run(cards(60, 0.3, 0.2))
     run.demand = None

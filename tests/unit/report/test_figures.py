@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -84,26 +85,23 @@ def run_in(directory: Path, **settings: Any) -> Path:
 
 
 def log_steps(run_dir: Path, steps: int, **of: Any) -> None:
-    log = RunLog(run_dir)
-    for step in range(1, steps + 1):
-        log.metrics({"step": step, "time": 1000.0 + step, **{name: value(step) for name, value in of.items()}})
-    log.close()
+    with closing(RunLog(run_dir)) as log:
+        for step in range(1, steps + 1):
+            log.metrics({"step": step, "time": 1000.0 + step, **{name: value(step) for name, value in of.items()}})
 
 
 def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
-    for step, value in enumerate([0.5, float("nan"), float("inf"), None, True, "x", 10**400, 0.75]):
-        log.metrics({"step": step + 1, "loss": value})
-    log.close()
+    with closing(RunLog(tmp_path)) as log:
+        for step, value in enumerate([0.5, float("nan"), float("inf"), None, True, "x", 10**400, 0.75]):
+            log.metrics({"step": step + 1, "loss": value})
     assert list(read_figures(tmp_path).columns["loss"].values) == [0.5, 0.75]
 
 
 def test_held_out_figures_are_told_by_version_and_too_many_names_are_not_read(tmp_path: Path) -> None:
     log_steps(tmp_path, 1, **{f"x{number}": float for number in range(figures.MAX_NAMES + 10)}, eval_reward=float)
-    log = RunLog(tmp_path)
-    log.event("evaluated", version=10, exact_match=0.25, **{"pass@4": 0.5}, prompts=8)
-    log.event("evaluated", version=40, exact_match=0.125, **{"pass@4": 0.75}, prompts=8)
-    log.close()
+    with closing(RunLog(tmp_path)) as log:
+        log.event("evaluated", version=10, exact_match=0.25, **{"pass@4": 0.5}, prompts=8)
+        log.event("evaluated", version=40, exact_match=0.125, **{"pass@4": 0.75}, prompts=8)
     found = read_figures(tmp_path)
     assert len(found.columns) == figures.MAX_NAMES
     assert {name: list(one.values) for name, one in found.evaluated.items()} == {
@@ -114,20 +112,18 @@ def test_held_out_figures_are_told_by_version_and_too_many_names_are_not_read(tm
 
 def test_the_bound_of_a_former_life_is_not_that_of_the_configuration(tmp_path: Path) -> None:
     run_dir = run_in(tmp_path / "run", max_staleness=1)
-    log = RunLog(run_dir)
-    log.event("set", key="max_staleness", before=4, after=1, step=5, by="resume")
-    log.close()
+    with closing(RunLog(run_dir)) as log:
+        log.event("set", key="max_staleness", before=4, after=1, step=5, by="resume")
     found = read_figures(run_dir)
     assert (found.bounds, found.bound) == ([(0, 4), (5, 1)], 4)
 
 
 def test_events_of_a_long_run_are_counted_and_the_middle_is_left_out(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
-    for number in range(5000):
-        log.event("sampler_joined", node=f"n{number:04}")
-        if number == 2500:
-            log.event("alarm", alarm="entropy", step=7, text="collapsed")
-    log.close()
+    with closing(RunLog(tmp_path)) as log:
+        for number in range(5000):
+            log.event("sampler_joined", node=f"n{number:04}")
+            if number == 2500:
+                log.event("alarm", alarm="entropy", step=7, text="collapsed")
     found = read_figures(tmp_path)
     joined = [event["node"] for event in found.events if event["kind"] == "sampler_joined"]
     assert (found.kinds["sampler_joined"], len(joined)) == (5000, 2 * figures.EVENTS_KEPT)
@@ -140,10 +136,9 @@ def test_a_start_tells_what_it_ran_on_and_nobody_is_shown_its_command(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["/bin/echo-node", "lead", "--provider", "key=a-secret-of-mine"])
     monkeypatch.setenv("SOME_TOKEN", "another secret")
-    log = RunLog(tmp_path)
-    log.event("prepared", step=0, device="cpu", **ran_on())
-    log.event("prepared", step=7, device="cuda", **ran_on())
-    log.close()
+    with closing(RunLog(tmp_path)) as log:
+        log.event("prepared", step=0, device="cpu", **ran_on())
+        log.event("prepared", step=7, device="cuda", **ran_on())
     (first, _) = json_lines(tmp_path / "events.jsonl")
     assert first["command"] == ["echo-node", "lead", "--provider", "key=a-secret-of-mine"]
     assert first["libraries"]["torch"].startswith("2.")

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,14 @@ from tests.unit.runs import json_lines
 
 
 def test_a_step_that_is_taken_again_is_written_once(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
-    for step in (1, 2):
-        log.metrics({"step": step, "reward": 0.5, "staleness/max": step})
-    log.close()
-    again = RunLog(tmp_path)
-    assert again.last == {"step": 2, "reward": 0.5, "staleness/max": 2}
-    assert again.max_staleness_seen == 2
-    for step in (2, 3):
-        again.metrics({"step": step, "reward": 0.75})
-    again.close()
+    with closing(RunLog(tmp_path)) as log:
+        for step in (1, 2):
+            log.metrics({"step": step, "reward": 0.5, "staleness/max": step})
+    with closing(RunLog(tmp_path)) as again:
+        assert again.last == {"step": 2, "reward": 0.5, "staleness/max": 2}
+        assert again.max_staleness_seen == 2
+        for step in (2, 3):
+            again.metrics({"step": step, "reward": 0.75})
     written = [(line["step"], line["reward"]) for line in json_lines(tmp_path / "metrics.jsonl")]
     assert written == [(1, 0.5), (2, 0.5), (3, 0.75)]
 
@@ -37,10 +36,9 @@ def test_a_line_that_a_crash_cut_off_is_removed_and_one_that_the_disk_damaged_pa
 ) -> None:
     for name in ("metrics.jsonl", "events.jsonl"):
         (tmp_path / name).write_bytes(b'{"step": 1, "kind": "a"}\n' + torn)
-    log = RunLog(tmp_path)
-    log.metrics({"step": 2})
-    log.event("prepared")
-    log.close()
+    with closing(RunLog(tmp_path)) as log:
+        log.metrics({"step": 2})
+        log.event("prepared")
     assert log.last == {"step": 2}
     for name, last in (("metrics.jsonl", b'{"step": 2}'), ("events.jsonl", b'"prepared"}')):
         written = (tmp_path / name).read_bytes().splitlines()
@@ -53,31 +51,28 @@ def test_a_long_run_is_not_read_into_memory(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "events.jsonl"):
         (tmp_path / name).write_text(line * 2000)
     tracemalloc.start()
-    log = RunLog(tmp_path)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    log.close()
+    with closing(RunLog(tmp_path)) as log:
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
     assert log.last["step"] == 1
     assert most < 2000 * len(line) / 4
 
 
 def test_what_a_former_life_measured_and_who_was_there_is_known(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
-    log.event("evaluated", version=4, exact_match=0.5, prompts=8)
-    for kind, node in [
-        ("sampler_joined", "stays"),
-        ("sampler_joined", "leaves"),
-        ("sampler_left", "leaves"),
-        ("sampler_joined", "falls silent"),
-        ("sampler_silent", "falls silent"),
-        ("sampler_joined", "stays"),
-    ]:
-        log.event(kind, node=node)
-    log.close()
-    again = RunLog(tmp_path)
-    assert again.held_out == [{"version": 4, "exact_match": 0.5}]
-    assert again.absent == {"stays"}
-    again.close()
+    with closing(RunLog(tmp_path)) as log:
+        log.event("evaluated", version=4, exact_match=0.5, prompts=8)
+        for kind, node in [
+            ("sampler_joined", "stays"),
+            ("sampler_joined", "leaves"),
+            ("sampler_left", "leaves"),
+            ("sampler_joined", "falls silent"),
+            ("sampler_silent", "falls silent"),
+            ("sampler_joined", "stays"),
+        ]:
+            log.event(kind, node=node)
+    with closing(RunLog(tmp_path)) as again:
+        assert again.held_out == [{"version": 4, "exact_match": 0.5}]
+        assert again.absent == {"stays"}
 
 
 def test_what_does_not_fit_is_written_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,20 +109,17 @@ def test_another_fault_of_the_disk_is_no_full_disk(tmp_path: Path, monkeypatch: 
 
 
 def test_what_a_run_has_cost_survives(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
-    assert log.spent == Spent()
-    log.metrics({"step": 7, "cost_total": 2.5, "rollouts_accepted": 100, "tokens_accepted": 4000})
-    log.metrics({"step": 8, "reward": 0.5})
-    log.close()
-    again = RunLog(tmp_path)
-    assert again.spent == Spent(total=2.5, steps=7, rollouts=100, tokens=4000)
-    more = again.spent.and_more(total=0.5, steps=1, rollouts=20, tokens=800)
-    assert (more.over(more.rollouts), more.over(0)) == (3.0 / 120, None)
-    # After its last step: a learner that waited for hours, and was stopped, was paid for.
-    again.event("cost_reached", cost_total=9.0, max_cost=9.0, step=7)
-    for state, step in (("finished", 7), ("starting", 0)):
-        again.event("stopped", state=state, step=step, cost_total=9.5, rollouts_accepted=110, tokens_accepted=4400)
-    again.close()
-    last = RunLog(tmp_path)
-    assert last.spent == Spent(total=9.5, steps=7, rollouts=110, tokens=4400)
-    last.close()
+    with closing(RunLog(tmp_path)) as log:
+        assert log.spent == Spent()
+        log.metrics({"step": 7, "cost_total": 2.5, "rollouts_accepted": 100, "tokens_accepted": 4000})
+        log.metrics({"step": 8, "reward": 0.5})
+    with closing(RunLog(tmp_path)) as again:
+        assert again.spent == Spent(total=2.5, steps=7, rollouts=100, tokens=4000)
+        more = again.spent.and_more(total=0.5, steps=1, rollouts=20, tokens=800)
+        assert (more.over(more.rollouts), more.over(0)) == (3.0 / 120, None)
+        # After its last step: a learner that waited for hours, and was stopped, was paid for.
+        again.event("cost_reached", cost_total=9.0, max_cost=9.0, step=7)
+        for state, step in (("finished", 7), ("starting", 0)):
+            again.event("stopped", state=state, step=step, cost_total=9.5, rollouts_accepted=110, tokens_accepted=4400)
+    with closing(RunLog(tmp_path)) as last:
+        assert last.spent == Spent(total=9.5, steps=7, rollouts=110, tokens=4400)

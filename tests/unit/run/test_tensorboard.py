@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,12 @@ def figures(step: int) -> dict[str, Any]:
 
 
 def log_life(run_dir: Path, steps: Iterable[int], evaluated: Iterable[int] = (), *, tensorboard: bool = True) -> None:
-    log = RunLog(run_dir, tensorboard=tensorboard)
-    for step in steps:
-        log.metrics(figures(step))
-    for version in evaluated:
-        log.event("evaluated", version=version, exact_match=version / 8, prompts=8, **{"pass@4": 0.5})
-    log.event("checkpoint", step=3)
-    log.close()
+    with closing(RunLog(run_dir, tensorboard=tensorboard)) as log:
+        for step in steps:
+            log.metrics(figures(step))
+        for version in evaluated:
+            log.event("evaluated", version=version, exact_match=version / 8, prompts=8, **{"pass@4": 0.5})
+        log.event("checkpoint", step=3)
 
 
 @pytest.mark.parametrize("from_the_start", [True, False])
@@ -104,14 +104,13 @@ def test_a_disk_that_fails_is_an_event_and_the_metrics_go_on(
 
     if from_the_start:
         stuck(monkeypatch, fail)
-    log = RunLog(tmp_path, tensorboard=True)
-    if (board := log._board) is not None:
-        stuck(monkeypatch, fail)
-        log.metrics(figures(1))  # May find the failure already
-        board._writer._async_writer._worker.join()
-    log.event("checkpoint", step=1)
-    log.metrics(figures(2))
-    log.close()
+    with closing(RunLog(tmp_path, tensorboard=True)) as log:
+        if (board := log._board) is not None:
+            stuck(monkeypatch, fail)
+            log.metrics(figures(1))  # May find the failure already
+            board._writer._async_writer._worker.join()
+        log.event("checkpoint", step=1)
+        log.metrics(figures(2))
     events = json_lines(tmp_path / "events.jsonl")
     (failed,) = [event for event in events if event["kind"] == "tensorboard_failed"]
     assert "No space left" in failed["reason"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from swarm.settings import LeadConfig
 
 def _live(run_dir: Path, step: int) -> None:
     own: dict[str, Any] = {"task": "jsonl:/secret/q.jsonl", "rewards": {"/secret/judge.py:score": 1.0}}
-    log = RunLog(run_dir, wandb=what_is_learned(LeadConfig(**own, state_dir=Path("/secret"), learning_rate=0.125)))
-    print("page http://127.0.0.1:1/?token=hidden")
-    log.event("evaluated", version=step - 1, exact_match=0.5)
-    log.metrics({"step": step, "time": 1.0, "reward": 0.25})
-    log.close()
+    with closing(
+        RunLog(run_dir, wandb=what_is_learned(LeadConfig(**own, state_dir=Path("/secret"), learning_rate=0.125)))
+    ) as log:
+        print("page http://127.0.0.1:1/?token=hidden")
+        log.event("evaluated", version=step - 1, exact_match=0.5)
+        log.metrics({"step": step, "time": 1.0, "reward": 0.25})
 
 
 def test_two_lives_of_a_run_are_one_run_there_with_figures_and_settings(
@@ -55,10 +57,9 @@ def test_a_client_that_fails_does_not_end_the_run(tmp_path: Path, monkeypatch: p
         close = add
 
     monkeypatch.setattr(module, "WandbRun", Broken)
-    log = RunLog(tmp_path, wandb={})
-    log.metrics({"step": 1, "time": 1.0, "reward": 0.25})
-    log.metrics({"step": 2, "time": 2.0, "reward": 0.5})
-    log.close()
+    with closing(RunLog(tmp_path, wandb={})) as log:
+        log.metrics({"step": 1, "time": 1.0, "reward": 0.25})
+        log.metrics({"step": 2, "time": 2.0, "reward": 0.5})
     kinds = [json.loads(line)["kind"] for line in (tmp_path / module.EVENTS).read_text().splitlines()]
     assert kinds == ["wandb_failed"]
 
@@ -71,7 +72,6 @@ def test_without_the_package_one_line_says_how_to_have_it(tmp_path: Path, monkey
 
 def test_nothing_is_sent_unless_it_is_asked_for(tmp_path: Path) -> None:
     assert not LeadConfig().wandb
-    log = RunLog(tmp_path)
-    log.metrics({"step": 1, "time": 1.0, "reward": 0.25})
-    log.close()
+    with closing(RunLog(tmp_path)) as log:
+        log.metrics({"step": 1, "time": 1.0, "reward": 0.25})
     assert not (tmp_path / "wandb").exists()
