@@ -22,9 +22,7 @@ def test_a_file_is_replaced_as_a_whole_with_its_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_disk_that_fails_leaves_the_old_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
-) -> None:
+def test_a_disk_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -35,9 +35,7 @@ def test_where_the_system_does_not_say_what_is_left_all_memory_counts(monkeypatc
         ("/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     ],
 )
-def test_a_control_group_with_a_limit_leaves_less(
-    monkeypatch: pytest.MonkeyPatch, group: str, limit: str, used: str
-) -> None:
+def test_a_control_group_leaves_less(monkeypatch: pytest.MonkeyPatch, group: str, limit: str, used: str) -> None:
     stat = {group + "memory.stat": "anon 5\ninactive_file 30\n"}
     say(monkeypatch, {**MEMINFO, **stat, group + limit: "1000\n", group + used: "600\n"})
     assert free_host_bytes() == 430

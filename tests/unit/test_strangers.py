@@ -73,9 +73,7 @@ def test_lines_of_a_node_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == pipe.getvalue() == SHOWN + "\n"
 
 
-def test_a_fault_that_ends_a_command_is_text(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_of_a_command_is_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise UserError(ESCAPES)
 

@@ -60,9 +60,7 @@ def test_a_chat_is_asked_with_what_was_said_before_but_not_before_a_reset(talk: 
     assert words(third) == ["short", "three"]
 
 
-def test_a_chat_goes_on_after_a_fault_without_what_failed(
-    talk: Callable[..., list[Messages]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_is_left_out_of_a_chat(talk: Callable[..., list[Messages]], capsys: pytest.CaptureFixture[str]) -> None:
     *_, last = talk("one", "fail", "two")
     assert words(last) == ["one", "to one", "two"]
     assert capsys.readouterr().err == "echo-node: no sampler is there\n"
@@ -72,9 +70,7 @@ def test_ctrl_c_ends_a_chat(talk: Callable[..., list[Messages]]) -> None:
     assert len(talk("one", KeyboardInterrupt, "two")) == 1
 
 
-def test_it_says_that_a_model_ended_at_once_and_the_chat_goes_on_with_an_empty_answer(
-    talk: Callable[..., list[Messages]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_answer_is_said(talk: Callable[..., list[Messages]], capsys: pytest.CaptureFixture[str]) -> None:
     _, last = talk("hush", "two")
     assert words(last) == ["hush", "", "two"]
     assert ENDED_AT_ONCE in capsys.readouterr().out.splitlines()

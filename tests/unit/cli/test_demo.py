@@ -38,9 +38,7 @@ def demo_of(settings: DemoConfig) -> Demo:
         ("all", 5, ["vllm", "vllm", "vllm", "mlx", "transformers"]),
     ],
 )
-def test_all_samplers_but_the_last_have_the_engine_that_is_asked_for(
-    engine: Any, samplers: int, engines: list[str]
-) -> None:
+def test_all_samplers_but_the_last_have_the_engine_asked_for(engine: Any, samplers: int, engines: list[str]) -> None:
     assert DemoConfig(samplers=samplers, engine=engine).engines == engines
     with pytest.raises(ValueError, match="--samplers 3 or more"):
         DemoConfig(samplers=2, engine="all")
@@ -122,9 +120,7 @@ def test_the_largest_fall_is_between_two_evaluations_after_step_20(shares: list[
     assert largest_fall(held_out) == pytest.approx(fall)
 
 
-def test_the_summary_says_what_came_of_it_and_how_many_turns_a_rollout_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_summary_says_what_came_of_it_and_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = {"versions_published": 2, "max_staleness_seen": 1, "max_staleness": 1, "verdicts": {}}
     held_out = [{"version": 0, "exact_match": 0.0}, {"version": 1, "exact_match": 0.95}]
     final = {"held_out": held_out, "step": 1, "steps": 9, "rollouts_dropped": {}, **counts}

@@ -63,9 +63,7 @@ def test_help_cuts_no_name_of_an_option(monkeypatch: pytest.MonkeyPatch, run: Ru
 
 
 @pytest.mark.parametrize(("name", "kind"), [("lead", LeadConfig), ("join", JoinConfig)])
-def test_every_flag_of_the_settings_is_an_option_in_its_section(
-    monkeypatch: pytest.MonkeyPatch, run: Run, name: str, kind: Any
-) -> None:
+def test_every_flag_is_an_option_of_its_block(monkeypatch: pytest.MonkeyPatch, run: Run, name: str, kind: Any) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, help_text, _ = run(name, "--help")
     blocks, titles = help_text.split("\n\n"), headings(kind)
@@ -165,9 +163,7 @@ def test_the_shell_completes_commands_options_and_values() -> None:
     assert completed("echo-node lead --activate ch") == ["cheapest"]
 
 
-def test_the_page_of_a_run_that_is_led_is_named_and_that_it_has_none_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
-) -> None:
+def test_the_page_of_a_run_is_named_or_is_off(monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     create_run_directory(run_dir, LeadConfig(run_dir=run_dir))
     monkeypatch.setattr("swarm.node.control.is_served", lambda directory: True)

@@ -14,9 +14,7 @@ from swarm.dashboard.source import older_events
 from swarm.run.log import EVENTS
 
 
-def test_a_question_for_older_events_reads_no_more_of_a_long_file_than_of_a_short_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_events_of_a_long_file_take_no_more_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, count, read = tmp_path / EVENTS, 20_000, [0]
     path.write_text("".join(json.dumps({"kind": "checkpoint", "step": step}) + "\n" for step in range(count)))
 
@@ -40,9 +38,7 @@ def test_a_question_for_older_events_reads_no_more_of_a_long_file_than_of_a_shor
     assert read[0] <= 3 * (source.OLDER_BYTES + io.DEFAULT_BUFFER_SIZE)
 
 
-def test_all_events_are_found_and_a_line_that_is_too_long_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_events_are_found_but_those_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "OLDER_BYTES", 200)
     lines = [json.dumps({"step": step, "text": "x" * (500 if step == 7 else step % 5 * 10)}) for step in range(40)]
     (tmp_path / EVENTS).write_text("\n".join(lines) + "\n")

@@ -179,7 +179,5 @@ def test_a_busy_machine_is_no_sleeping_one_and_a_clock_that_is_kept_in_step_is_n
         ),
     ],
 )
-def test_what_happened_is_one_line_and_who_was_away_joins_again(
-    seen: dict[str, float], line: str, was_away: bool
-) -> None:
+def test_what_happened_is_a_line_and_who_was_away_rejoins(seen: dict[str, float], line: str, was_away: bool) -> None:
     assert after(**seen) == (line, was_away)

@@ -29,9 +29,7 @@ def test_what_was_said_before_the_directory_was_known_is_kept_too(tmp_path: Path
     assert [words(line) for line in kept] == ["first", "second", "last"]
 
 
-def test_a_log_that_is_full_is_begun_again_and_followed_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_log_is_begun_again_and_still_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "LOG_BYTES", 100)
     log = SaidLog(lambda line: None)
     log.open(tmp_path)

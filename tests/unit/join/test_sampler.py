@@ -173,9 +173,7 @@ class Crowded(Broken):
 
 
 @pytest.mark.parametrize("fault", [FULL, NO_SPACE], ids=["weights", "any file"])
-async def test_a_sampler_on_a_full_disk_pauses_until_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
+async def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
     free = [0, 0, 100, joining.FREED_BYTES]
     states: list[str] = []
 
@@ -193,9 +191,7 @@ async def test_a_sampler_on_a_full_disk_pauses_until_there_is_room(
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_an_owner_who_leaves_or_allows_more_does_not_wait_for_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
-) -> None:
+async def test_an_owner_ends_a_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool) -> None:
     node, looks = Crowded(tmp_path, FULL), Counter[str]()
 
     def free_bytes(_: Path) -> int:

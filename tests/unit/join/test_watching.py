@@ -49,9 +49,7 @@ def test_a_changed_file_is_taken_at_the_next_look_and_told_once(watch: Watch, tm
     assert sorted(said[3:]) == back
 
 
-def test_a_file_that_was_spoilt_by_hand_is_one_line_and_the_limits_stay(
-    watch: Watch, tmp_path: Path, said: list[str]
-) -> None:
+def test_a_file_that_was_spoilt_is_a_line_and_the_limits_stay(watch: Watch, tmp_path: Path, said: list[str]) -> None:
     change_limits(tmp_path / FILE, ["nice=5"])
     watch.look()
     said.clear()
@@ -79,9 +77,7 @@ def test_a_file_that_was_spoilt_by_hand_is_one_line_and_the_limits_stay(
         ({"ucsi": {"type": "USB", "online": "1"}, "BAT1": {"type": "Battery", "status": "Not charging"}}, False),
     ],
 )
-def test_power_supplies_say_whether_a_machine_is_on_battery(
-    tmp_path: Path, supplies: dict[str, dict[str, str]], on_battery: bool
-) -> None:
+def test_power_supplies_tell_of_mains(tmp_path: Path, supplies: dict[str, dict[str, str]], on_battery: bool) -> None:
     for name, files in supplies.items():
         (tmp_path / name).mkdir()
         for file, text in files.items():

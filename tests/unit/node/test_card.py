@@ -29,9 +29,7 @@ def test_only_the_learners_card_is_shown() -> None:
         ("Qwen/Qwen3-4B", "hf:openai/gsm8k", ("Qwen/Qwen3-4B", "hf:openai/gsm8k")),
     ],
 )
-def test_paths_of_the_learners_machine_are_not_told(
-    monkeypatch: pytest.MonkeyPatch, model: str, task: str, told: tuple[str, str]
-) -> None:
+def test_no_paths_are_told(monkeypatch: pytest.MonkeyPatch, model: str, task: str, told: tuple[str, str]) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
     card = open_card(sign_card(card_of(model, task), KEY), KEY.public_bytes)
     assert card is not None

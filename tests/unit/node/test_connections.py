@@ -168,9 +168,7 @@ async def test_one_that_hangs_up_and_another_program(tmp_path: Path, scheme: str
     assert "\n" not in line
 
 
-async def test_two_lines_about_one_silence_do_not_take_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
-) -> None:
+async def test_a_silence_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> None:
     """Told before the first try has ended, told what it ended with, and no more."""
     monkeypatch.setattr("swarm.node.bootstrap.SAY_S", 0.02)
     monkeypatch.setattr("swarm.node.hello.HELLO_S", 0.1)
@@ -181,9 +179,7 @@ async def test_two_lines_about_one_silence_do_not_take_turns(
     assert ["says nothing" in line for line in said] == [True, False]
 
 
-async def test_a_clock_that_is_off_is_told_and_keeps_nobody_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_clock_that_is_off_is_told_and_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the other side's hello says, over a real line."""
     told: dict[float, list[str]] = {}
     async with member(KEY, now=1_000_000.0) as there:
@@ -198,9 +194,7 @@ async def test_a_clock_that_is_off_is_told_and_keeps_nobody_out(
     assert "timedatectl set-ntp true" in behind[0]
 
 
-async def test_a_learner_that_is_down_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
-) -> None:
+async def test_a_learner_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> None:
     """Also when another program has its port for a moment."""
     said: list[str] = []
     async with member(KEY) as there, member(OTHER_KEY) as other:

@@ -106,9 +106,7 @@ async def test_who_does_not_answer_and_why_is_said(tmp_path: Path, monkeypatch: 
         assert await is_answered(tmp_path)
 
 
-async def test_the_one_learner_that_runs_is_found_among_those_that_were_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_one_learner_that_still_runs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     killed, running, other = Path("runs/killed"), Path("runs/running"), Path("runs/other")
     for run_dir in (killed, running, other):
@@ -123,9 +121,7 @@ async def test_the_one_learner_that_runs_is_found_among_those_that_were_killed(
                 _the_running_one()
 
 
-async def test_where_no_socket_can_be_a_node_that_joined_goes_on_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_node_that_joined_goes_on_without_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

@@ -291,9 +291,7 @@ async def test_who_trusts_a_bare_host_is_told_whom_and_when_it_is_another(tmp_pa
             assert one.trust_line().endswith(f"; last time it was swarm {swarm_id_of(lead.key.public_bytes)}")
 
 
-async def test_a_node_for_whose_record_there_is_no_room_stays_a_leaf_and_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_node_without_room_for_its_record_stays_a_leaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on the open internet, with room for one public besides the learner."""
     monkeypatch.setattr("swarm.gossip.table.open_host", lambda host: host)
     monkeypatch.setattr("swarm.gossip.table.MAX_PER_HOST", 1)
@@ -307,9 +305,7 @@ async def test_a_node_for_whose_record_there_is_no_room_stays_a_leaf_and_is_told
         assert one.status()["reachability"] == "public", "it has its place, and keeps it"
 
 
-async def test_a_claimed_address_gets_no_stream_and_is_not_remembered_before_it_is_proven(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_claimed_address_is_unused_until_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.node.network.CACHE_EVERY_S", 0.01)
     remembered: list[list[Address]] = []
     async with two_nodes(tmp_path) as (lead, one):

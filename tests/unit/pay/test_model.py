@@ -45,9 +45,7 @@ EQUAL_LENGTHS = [
 
 
 @pytest.mark.parametrize(("max_staleness", "period", "broadcast_s", "step_s"), EQUAL_LENGTHS)
-def test_a_step_of_equal_lengths_is_reckoned_by_hand(
-    max_staleness: int, period: int, broadcast_s: float, step_s: float
-) -> None:
+def test_a_step_of_equal_lengths_by_hand(max_staleness: int, period: int, broadcast_s: float, step_s: float) -> None:
     told = predict(demand(max_staleness, period=period), [sampler()], [broadcast_s])
     assert told.step_s == pytest.approx(step_s)
     assert told.idle_share == pytest.approx(1 - 60 / step_s)

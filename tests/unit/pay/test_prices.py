@@ -31,9 +31,7 @@ from tests.capacity import demand, worker
         (2, 2, 120.0, 0.0, 0.0),
     ],
 )
-def test_what_is_begun_in_time_counts(
-    max_staleness: int, period: int, install_s: float, place_s: float, share: float
-) -> None:
+def test_what_is_timely_counts(max_staleness: int, period: int, install_s: float, place_s: float, share: float) -> None:
     wanted = demand(train_step_s=120.0, max_staleness=max_staleness, period=period)
     assert usable_share(wanted, install_s=install_s, place_s=place_s) == pytest.approx(share, rel=1e-4)
 
@@ -52,9 +50,7 @@ def test_a_place_is_empty_while_another_one_starts(departures_per_hour: float, r
 @pytest.mark.parametrize(
     ("rates", "missing", "reserve"), [([], [], 0.0), ([2.0], [0.5], 1.645), ([1.0] * 100, [0.1] * 100, 1.645 * 3.0)]
 )
-def test_the_reserve_is_what_95_percent_of_the_time_need(
-    rates: list[float], missing: list[float], reserve: float
-) -> None:
+def test_the_reserve_is_what_is_needed_95_percent(rates: list[float], missing: list[float], reserve: float) -> None:
     variance = sum(churn_variance(rate, share) for rate, share in zip(rates, missing, strict=True))
     assert churn_reserve(variance) == pytest.approx(reserve)
 

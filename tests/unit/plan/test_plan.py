@@ -52,9 +52,7 @@ def test_the_baselines_of_lab_4b_cost_what_is_reckoned_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("install_s", "told_s", "share"), [(0.0, 0.0, 1.0), (10.0, 10.0, 1.0), (12.5, 22.5, 0.8)])
-def test_a_line_that_is_never_idle_carries_a_version_in_each_install(
-    install_s: float, told_s: float, share: float
-) -> None:
+def test_a_line_that_is_never_idle_carries_one_version_at_a_time(install_s: float, told_s: float, share: float) -> None:
     def once(workers: Sequence[Worker]) -> Dissemination:
         return Dissemination(install_s=(install_s,), down_bytes=(1.0,), up_bytes=(0.0,), learner_up_bytes=1.0)
 
@@ -129,9 +127,7 @@ def test_lab_4b_is_planned_as_it_is_reckoned_by_hand() -> None:
     assert "--max-staleness 3 --publish-every-steps 1" in shown.get()
 
 
-def test_too_small_a_fleet_is_planned_and_waits_and_too_small_a_bound_waits_for_the_longest_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_too_small_a_fleet_and_too_small_a_bound_are_planned_and_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     found = plan_for(eighth(monkeypatch, count=2, S=(6,)))
     assert (found.feasible, found.binds, len(found.active)) == (False, "rate", 8)
     found = plan_for(eighth(monkeypatch, S=(1,)))
@@ -152,9 +148,7 @@ def test_rollouts_that_will_be_too_old_are_a_part_of_what_samplers_cost(monkeypa
         ({"delta": {"apply_s": 5000.0}}, "broadcast_s + generation_s < "),
     ],
 )
-def test_a_scenario_in_which_nobody_is_in_time_is_refused_with_the_inequality(
-    tables: dict[str, Any], line: str
-) -> None:
+def test_a_scenario_in_which_nobody_is_in_time_names_its_inequality(tables: dict[str, Any], line: str) -> None:
     one = scenario(**tables)
     with pytest.raises(NoFeasibleSet) as caught:
         plan_for(one)

@@ -42,9 +42,7 @@ def load(name: str) -> Scenario:
         ("[delta]", "[deltas]", "deltas is no key of this file: did you mean delta?"),
     ],
 )
-def test_a_bad_scenario_is_refused_in_one_line_that_names_file_and_key(
-    tmp_path: Path, old: str, new: str, line: str
-) -> None:
+def test_a_bad_scenario_is_one_line_that_names_file_and_key(tmp_path: Path, old: str, new: str, line: str) -> None:
     assert old in TEXT
     file = tmp_path / "bad.toml"
     file.write_text(TEXT.replace(old, new, 1))

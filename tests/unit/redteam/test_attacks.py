@@ -161,9 +161,7 @@ def rest_of(job: Job, version: int) -> Sampled:
     ("attack", "best", "choices"),
     [("best-of-versions", {(3, 4, 9, 9, STOP), (9, 9, 5, 6, STOP)}, 2.0), ("spliced-spans", {(3, 4, 5, 6, STOP)}, 5.0)],
 )
-def test_the_best_of_what_kept_versions_draw_is_handed_in(
-    attack: str, best: set[tuple[int, ...]], choices: float, tmp_path: Path
-) -> None:
+def test_the_best_of_versions_is_given(attack: str, best: set[tuple[int, ...]], choices: float, tmp_path: Path) -> None:
     rules = SamplingRules(temperature=1.0, max_new_tokens=6, stop_token_ids=(STOP, BEYOND + 6))
     asked = [Job(prompt_token_ids=(1, 3, 4, 5, 6, 15), seed=1, rules=rules, time_limit_s=9.0)]
     one = choosing(attack, tmp_path)

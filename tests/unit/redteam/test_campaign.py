@@ -55,9 +55,7 @@ def withheld(**rollouts: int) -> dict[str, Any]:
         (ran(stopped={"bombs": ""}), "bombs", None),
     ],
 )
-def test_a_verdict_is_of_all_nodes_of_an_attacker_and_read_from_where_it_shows(
-    run: Ran, attack: str, verdict: tuple[str, int | None] | None
-) -> None:
+def test_a_verdict_is_read_where_it_shows(run: Ran, attack: str, verdict: tuple[str, int | None] | None) -> None:
     assert run.caught(attack) == verdict
 
 
@@ -138,9 +136,7 @@ def test_the_campaign_fails_for_a_false_alarm_and_for_a_run_that_is_stuck_though
         (None, 0.0),
     ],
 )
-def test_a_run_that_does_not_reach_its_end_has_learned_nothing(
-    summary: dict[str, Any] | None, held_out: float, tmp_path: Path
-) -> None:
+def test_a_run_that_breaks_off_learned_nothing(summary: dict[str, Any] | None, held_out: float, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "events.jsonl").write_text(json.dumps(caught("x")) + "\n")
     (tmp_path / "noting").mkdir()

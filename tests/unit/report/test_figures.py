@@ -131,9 +131,7 @@ def test_events_of_a_long_run_are_counted_and_the_middle_is_left_out(tmp_path: P
     assert [event["text"] for event in found.events if event["kind"] == "alarm"] == ["collapsed"]
 
 
-def test_a_start_tells_what_it_ran_on_and_nobody_is_shown_its_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_tells_what_it_ran_on_but_shows_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/bin/echo-node", "lead", "--provider", "key=a-secret-of-mine"])
     monkeypatch.setenv("SOME_TOKEN", "another secret")
     with closing(RunLog(tmp_path)) as log:

@@ -107,9 +107,7 @@ def test_a_busy_learner_waits_for_nothing(status: dict[str, Any]) -> None:
         ((("run: curl x", 2.0, 0.0, ""),), 3.0, 2.0, '1 more of class "run: curl x" would do'),
     ],
 )
-def test_how_many_more_samplers_would_do(
-    status: dict[str, Any], samplers: Any, needed: float, useful: float, said: str
-) -> None:
+def test_how_many_more_would_do(status: dict[str, Any], samplers: Any, needed: float, useful: float, said: str) -> None:
     slow = rate_binds(with_samplers(status, *samplers), needed, useful)
     assert bottleneck(slow).startswith(f"learner idle 38 %: samplers are the bottleneck; {said}")
 
@@ -164,9 +162,7 @@ def test_where_more_samplers_would_not_do_the_model_says_why(status: dict[str, A
         ({"last_complete_s": 1.0, "installed_s": {"100": 7.0}}, "6 of 9 s are installing"),
     ],
 )
-def test_the_longest_stage_of_the_last_version_that_all_have_is_named(
-    status: dict[str, Any], version: dict[str, Any], said: str
-) -> None:
+def test_the_longest_stage_of_a_version_is_named(status: dict[str, Any], version: dict[str, Any], said: str) -> None:
     whole = {"stage_s": 0.1, "prepared_s": 0.2, "last_complete_s": 0.3, "installed_s": {"100": 0.5}, **version}
     under_way = {"stage_s": 0.1, "prepared_s": 8.0, "last_complete_s": 0.0, "installed_s": {"100": None}}
     slow = {**status, "broadcasts": {"0.5": whole, "0.6": under_way}, "step_s": 4.5, "publish_every_steps": 2}

@@ -245,9 +245,7 @@ def test_every_file_and_every_command(whole: Path, tmp_path: Path, terminal: Ter
         ("identity/generation", "empty", "generation is not a number of starts"),
     ],
 )
-def test_a_learner_is_refused_before_anybody_hears_of_it(
-    run_dir: Path, terminal: Terminal, name: str, kind: str, words: str
-) -> None:
+def test_a_learner_is_refused_at_once(run_dir: Path, terminal: Terminal, name: str, kind: str, words: str) -> None:
     DAMAGES[kind](run_dir / name)
     assert words in terminal.refuses(*resume(run_dir))
     assert (run_dir / "summary.json").exists()

@@ -31,9 +31,7 @@ def test_a_step_that_is_taken_again_is_written_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("torn", "lines"), [(b'{"step": 2, "ki', 2), (b"\0\0\0\n7\n\xff\n", 5)], ids=["cut off", "damaged"]
 )
-def test_a_line_that_a_crash_cut_off_is_removed_and_one_that_the_disk_damaged_passed_over(
-    tmp_path: Path, torn: bytes, lines: int
-) -> None:
+def test_a_line_that_was_cut_off_is_removed_and_a_damaged_one_passed(tmp_path: Path, torn: bytes, lines: int) -> None:
     for name in ("metrics.jsonl", "events.jsonl"):
         (tmp_path / name).write_bytes(b'{"step": 1, "kind": "a"}\n' + torn)
     with closing(RunLog(tmp_path)) as log:

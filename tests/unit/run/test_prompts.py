@@ -149,9 +149,7 @@ class Slow(Letters):
         return super().held_out(count)
 
 
-def test_long_work_tells_how_far_it_is_and_ends_when_nobody_waits(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_work_tells_how_far_it_is_and_ends_if_unwanted(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     config = LeadConfig(max_new_tokens=8)
     prepare_prompts(run_dir, config, Slow(), _prepared(), said.append)
@@ -201,9 +199,7 @@ def test_with_a_template_a_prompt_is_a_chat_and_its_bos_is_not_doubled(run_dir: 
     ("settings", "text"),
     [({"chat": False}, "{}"), ({"task": "copy"}, "{}"), ({"task": "copy", "chat": True}, "u({})a("), ({}, "u({})a(")],
 )
-def test_chat_is_for_questions_unless_the_user_says(
-    run_dir: Path, sums: Path, settings: dict[str, Any], text: str
-) -> None:
+def test_chat_is_for_questions_unless_it_is_set(run_dir: Path, sums: Path, settings: dict[str, Any], text: str) -> None:
     prompts, _, _ = _open(run_dir, _config(sums, **settings))
     assert _decoded(run_dir, prompts(0)) == BOS + text.format(prompts(0).text)
 
@@ -217,9 +213,7 @@ def test_chat_is_for_questions_unless_the_user_says(
         ({"task": "copy", "system_prompt": "Go."}, "given to the model as they are: leave --system-prompt out"),
     ],
 )
-def test_a_chat_and_a_model_without_a_template_are_one_line(
-    run_dir: Path, sums: Path, settings: dict[str, Any], words: str
-) -> None:
+def test_a_chat_without_a_template_is_one_line(run_dir: Path, sums: Path, settings: dict[str, Any], words: str) -> None:
     turns = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     if not settings:
         sums.write_text(sums.read_text() + json.dumps({"id": "talk", "prompt": turns, "answer": "c"}) + "\n")
@@ -285,9 +279,7 @@ def test_of_a_task_without_end_a_long_prompt_gives_way_to_another(tmp_path: Path
         (CALCULATOR, {}, 4096, 3072),
     ],
 )
-def test_the_longest_completion_is_the_users_the_tasks_or_a_page_or_what_the_turns_of_an_episode_may_come_to(
-    sums: Path, task: str, settings: dict[str, Any], context: int, longest: int
-) -> None:
+def test_the_longest_completion(sums: Path, task: str, settings: dict[str, Any], context: int, longest: int) -> None:
     config = LeadConfig(task=f"jsonl:{sums}" if task == "jsonl" else task, **settings)
     assert longest_completion(config, open_task(config), context) == longest
     assert most_prompt_tokens(config, open_task(config), context) == context - longest
@@ -407,9 +399,7 @@ def test_a_prompt_without_tokens_is_refused(run_dir: Path, sums: Path) -> None:
         ("{% for m in messages %}{{ m.content[:2] }}{% endfor %}", "system and user"),
     ],
 )
-def test_a_template_that_does_not_print_what_is_asked_is_refused(
-    run_dir: Path, sums: Path, source: str, lost: str
-) -> None:
+def test_a_template_that_leaves_something_out_is_refused(run_dir: Path, sums: Path, source: str, lost: str) -> None:
     (run_dir / "model" / "chat_template.jinja").write_text(source)
     with pytest.raises(UserError, match=f"does not print what the {lost} of the prompt"):
         _open(run_dir, _config(sums, system_prompt="Add them."))

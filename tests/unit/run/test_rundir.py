@@ -227,9 +227,7 @@ def test_a_fork_without_a_model_is_refused_and_leaves_nothing(tmp_path: Path) ->
     assert not (tmp_path / "fork").exists()
 
 
-def test_what_is_kept_of_a_run_is_said_with_the_command_that_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_is_said_with_the_command_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHO_NODE_COMMAND", "bin/echo-node")
     go_on = f"go on with:  bin/echo-node lead --resume {tmp_path}"
     kept = [kept_line(tmp_path, *at, steps=9) for at in [(None, None), (7, 5), (7, 7), (0, None)]]

@@ -52,9 +52,7 @@ def log_life(run_dir: Path, steps: Iterable[int], evaluated: Iterable[int] = (),
 
 
 @pytest.mark.parametrize("from_the_start", [True, False])
-def test_a_resumed_run_has_every_figure_once_also_from_before_it_was_asked_for(
-    tmp_path: Path, from_the_start: bool
-) -> None:
+def test_a_resumed_run_has_every_figure_once_from_its_start_on(tmp_path: Path, from_the_start: bool) -> None:
     log_life(tmp_path, range(1, 8), evaluated=[0, 5], tensorboard=from_the_start)
     if from_the_start:
         (path,) = (tmp_path / "tensorboard").iterdir()
@@ -96,9 +94,7 @@ def assert_true(value: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("from_the_start", [True, False])
-def test_a_disk_that_fails_is_an_event_and_the_metrics_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_the_start: bool
-) -> None:
+def test_a_disk_that_fails_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_the_start: bool) -> None:
     def fail() -> None:
         raise OSError(28, "No space left on device")
 
@@ -118,9 +114,7 @@ def test_a_disk_that_fails_is_an_event_and_the_metrics_go_on(
     assert json_lines(tmp_path / "metrics.jsonl")[-1]["step"] == 2
 
 
-async def test_without_the_package_a_run_ends_with_one_line_and_no_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_the_package_a_run_ends_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eventfiles, "find_spec", lambda name: None)
     node = LearnerNode(
         LeadConfig(run_dir=tmp_path / "run", host="127.0.0.1", port=0, tensorboard=True), lambda line: None

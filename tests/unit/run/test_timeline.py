@@ -194,9 +194,7 @@ BEATS = st.lists(
 
 
 @given(beats=BEATS)
-def test_whatever_strangers_tell_spans_are_apart_and_shares_add_up(
-    beats: list[tuple[float, list[tuple[str, float, float]], str]],
-) -> None:
+def test_whatever_is_told_shares_add_up(beats: list[tuple[float, list[tuple[str, float, float]], str]]) -> None:
     timeline, now = Timeline(BEGAN), BEGAN
     for later, told, state in beats:
         before, now = now, now + later

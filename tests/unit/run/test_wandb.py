@@ -27,9 +27,7 @@ def _live(run_dir: Path, step: int) -> None:
         log.metrics({"step": step, "time": 1.0, "reward": 0.25})
 
 
-def test_two_lives_of_a_run_are_one_run_there_with_figures_and_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_lives_are_one_run_there_with_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     for step in (1, 2):
         _live(tmp_path, step)
