@@ -42,8 +42,6 @@ def test_a_silent_skip_fails_and_one_that_says_why_is_one(options: tuple[str, ..
     assert ", 4 skipped, 1 xfailed" in done.stdout.splitlines()[-1]
 
 
-# -- what may be missing on a machine --------------------------------------------------------------------------
-
 BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 

@@ -15,7 +15,6 @@ from swarm.settings_file import as_toml, line_of, load_config, read_settings
 
 
 def fault(kind: type[LeadConfig | JoinConfig], file: Path | None = None, **flags: Any) -> str:
-    """The line that refuses these settings."""
     with pytest.raises(UserError) as caught:
         load_config(kind, file, flags)
     line = str(caught.value)

@@ -63,7 +63,6 @@ def test_a_demo_of_an_engine_that_is_missing_says_what_installs_it_and_starts_no
 
 
 def lead_of(settings: DemoConfig) -> LeadConfig:
-    """What its learner goes by: a file, and the flags beside it."""
     _, *arguments = demo_of(settings)._lead_arguments()
     pairs = zip(arguments[::2], arguments[1::2], strict=True)
     given = [(name.removeprefix("--").replace("-", "_"), value) for name, value in pairs]

@@ -29,7 +29,6 @@ Run = Callable[..., tuple[Any, str, str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Exit status, stdout and stderr of a command in this process."""
 
     def run(*arguments: str) -> tuple[Any, str, str]:
         monkeypatch.setattr(sys, "argv", ["echo-node", *arguments])
@@ -42,7 +41,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def commands(group: Any = None, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command by the words that call it."""
     group = group or get_command(app)
     yield names, group
     for name, command in getattr(group, "commands", {}).items():

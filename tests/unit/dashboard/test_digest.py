@@ -185,9 +185,6 @@ def test_a_swarm_of_any_size_is_bounded() -> None:
     assert len(shown["nodes"]["rows"]) == 4096
 
 
-# -- the page for volunteers ---------------------------------------------------------------------------------
-
-
 def test_the_public_page_shows_nothing_private(tmp_path: Path) -> None:
     private = tmp_path / "models" / "secret-lab"
     private.mkdir(parents=True)

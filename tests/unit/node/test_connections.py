@@ -45,7 +45,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def given_up(tmp_path: Path, *texts: str) -> tuple[str, list[str]]:
-    """The line with which `join` ends, and what it said before."""
     said: list[str] = []
     with pytest.raises(UserError) as caught:
         await bootstraps(tmp_path, *texts).find(said.append)
@@ -94,9 +93,6 @@ async def web_server(
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
-
-
-# -- what is waited for --------------------------------------------------------------------------------------
 
 
 async def test_a_closed_port_and_an_address_without_a_route(tmp_path: Path) -> None:
@@ -247,9 +243,6 @@ async def test_of_several_that_fail_one_is_told_of(tmp_path: Path, pauses: list[
     assert [f"{urls[0]} cannot be reached" in line for line in said] == [True]
 
 
-# -- what hardly any waiting mends ---------------------------------------------------------------------------
-
-
 async def test_another_certificate_or_none_than_was_named(tmp_path: Path) -> None:
     async with member(KEY, tmp_path / "tls") as here, member(KEY) as plain:
         line = await first_line(tmp_path, line_for(KEY, msgspec.structs.replace(here, fingerprint=b"f" * 32)))
@@ -286,9 +279,6 @@ async def test_one_that_may_come_back_keeps_the_search_going(tmp_path: Path) -> 
     nobody = Address(host="127.0.0.1", port=closed_port())
     async with member(OTHER_KEY) as other:
         assert "refused" in await first_line(tmp_path, line_for(KEY, other, nobody))
-
-
-# -- a node that has been in the swarm -----------------------------------------------------------------------
 
 
 async def test_a_sampler_whose_swarm_is_gone_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

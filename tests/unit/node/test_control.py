@@ -40,7 +40,6 @@ async def is_answered(run_dir: Path) -> bool:
 
 
 async def said(run_dir: Path, line: bytes) -> bytes:
-    """What is answered to raw bytes."""
     reader, writer = await asyncio.open_unix_connection(str(run_dir / SOCKET))
     writer.write(line)
     answer = await reader.read()
@@ -49,7 +48,6 @@ async def said(run_dir: Path, line: bytes) -> bytes:
 
 
 def left_socket(run_dir: Path) -> socket.socket:
-    """One that a learner bound there, and that nobody listens at."""
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(run_dir / SOCKET))
     return left

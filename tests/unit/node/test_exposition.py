@@ -174,9 +174,6 @@ async def test_a_real_node_answers_without_our_protocol_and_within_its_limits(tm
     assert found["echo_node_weights_sent_bytes_total", ()] == 0
 
 
-# -- what speaks of it -------------------------------------------------------------------------------------------------
-
-
 def test_the_document_has_a_row_for_each_alert() -> None:
     text = (ROOT / "docs/metrics.md").read_text().partition("## Alerts\n")[2]
     assert re.findall(r"^\| `(\w+)`", text, re.MULTILINE) == [rule["alert"] for rule in alerts()]

@@ -50,7 +50,6 @@ def network(directory: Path, role: Role, *bootstrap: str, **settings: Any) -> No
 
 
 async def refuse_stream(incoming: Incoming) -> None:
-    """These nodes have no data plane."""
     incoming.sock.close()
     incoming.leave()
 
@@ -80,7 +79,6 @@ async def joined(directory: Path, bootstrap: str) -> AsyncIterator[NodeNetwork]:
 
 @asynccontextmanager
 async def two_nodes(directory: Path) -> AsyncIterator[tuple[NodeNetwork, NodeNetwork]]:
-    """A learner, and a relay that joined it."""
     async with learner(directory / "learner") as lead, joined(directory / "one", lead.address.url) as one:
         yield lead, one
 
@@ -237,7 +235,6 @@ def test_own_addresses_are_none_of_loopback_and_of_the_family_that_is_listened_i
 
 
 def line_of(directory: Path, **settings: Any) -> list[str]:
-    """The addresses in the join line of a learner with these settings."""
     node = NodeNetwork(directory, "learner", LeadConfig(port=7700, **settings), say=print, emit=lambda kind, **_: None)
     node.port, node._learner_key = 7700, node.key.public_bytes
     addresses = read_join_line(node.join_line()).addresses
@@ -330,8 +327,6 @@ def _order_known(lead: NodeNetwork, node: NodeNetwork) -> int:
     peer = lead.gossip.core.view.table.find(node.node)
     return peer.signed.order if peer is not None else -1
 
-
-# -- caps ----------------------------------------------------------------------------------------------------
 
 LEARNER = load_config(LeadConfig, None, {"max_upload": 8.0})
 SAMPLER = load_config(JoinConfig, None, {"max_upload": 8.0, "max_download": 16.0, "bootstrap": "127.0.0.1"})

@@ -19,8 +19,6 @@ from swarm.rollout.plane.groups import sample_seed
 from swarm.types import GroupId, Score
 from tests.builders import ALICE, prompt, ready_group
 
-# -- identity ------------------------------------------------------------------------------------------------
-
 
 def test_a_key_is_made_once_and_readable_by_its_owner_alone(tmp_path: Path) -> None:
     old = os.umask(0)
@@ -90,9 +88,6 @@ def test_without_a_wish_a_node_takes_the_next_free_directory(tmp_path: Path, mon
         state.release()
 
 
-# -- addresses -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "host", "port", "scheme"),
     [
@@ -116,9 +111,6 @@ def test_an_address_is_a_host_a_host_and_port_or_a_url(text: str, host: str, por
 def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UserError, match="is not an address like host or host:7700"):
         read_bootstrap(text)
-
-
-# -- runs ----------------------------------------------------------------------------------------------------
 
 
 def test_a_path_that_holds_no_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -151,9 +143,6 @@ def test_the_control_reward_of_a_rollout_depends_on_its_name_alone() -> None:
     others = [(7, "t0", 1), (7, "t1", 0), (8, "t0", 0)]
     assert seed not in {control_seed(run, GroupId(group), index) for run, group, index in others}
     assert seed != sample_seed(7, GroupId("t0"), 0), "what a sample is drawn from says nothing about its reward"
-
-
-# -- a sampler's small parts ---------------------------------------------------------------------------------
 
 
 def test_the_first_plain_fault_of_a_group_is_found() -> None:

@@ -262,9 +262,6 @@ def test_figures_without_sense_are_stood_by_and_told() -> None:
     assert activated(changes[0] + changes[1])
 
 
-# -- classes of which there are only claims ------------------------------------------------------------------------
-
-
 def claiming(count: int, cost: float, name: str) -> list[Worker]:
     """Of a class that nobody has proven."""
     return [replace(one, claimed_rollouts_per_s=3.0) for one in cards(count, 0.1, cost, name)]
@@ -296,9 +293,6 @@ def test_classes_that_are_tried_share_the_room_of_the_unknown_and_those_dearer_b
     assert is_left_alone(run, 5)
     run.workers += [one for number in range(9) for one in claiming(2, 1.0, f"new{number}-")]
     assert len(activated(run.step())) == PROBES
-
-
-# -- when a decision does not wait ---------------------------------------------------------------------------------
 
 
 def test_two_percent_of_the_active_gone_call_for_a_decision() -> None:

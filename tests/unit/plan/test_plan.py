@@ -22,7 +22,6 @@ LAB = load_file(Scenario, Path(__file__).parents[3] / "examples" / "lab-4b.toml"
 
 
 def scenario(**tables: Any) -> Scenario:
-    """lab-4b with some keys of some tables changed."""
     values = LAB.model_dump()
     for name, changes in tables.items():
         values[name] = changes if isinstance(changes, list) else {**values[name], **changes}

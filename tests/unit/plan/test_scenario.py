@@ -62,7 +62,6 @@ def test_a_file_with_many_faults_is_still_refused_in_one_readable_line(tmp_path:
 
 
 def of_class(scenario: Scenario, name: str, random: Random | None = None) -> list[Worker]:
-    """All nodes of a class, whether there at the moment or not."""
     one = next(one for one in scenario.fleet if one.name == name)
     return class_workers(scenario, one, one.count, random=random)
 

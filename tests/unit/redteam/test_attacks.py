@@ -69,7 +69,6 @@ def logprobs(one: Sampled) -> list[float]:
 
 
 def made(attack: str, of: Any = None, jobs: list[Job] = JOBS, honest: list[Sampled] = HONEST) -> list[Sampled]:
-    """What an attack hands in for these jobs."""
     answers = ENGINES[attack].answers
     assert answers is not None
     return answers(of or engine(), jobs, honest)

@@ -20,7 +20,6 @@ from tests.unit.runs import run_in
 
 
 def early_learner(tmp_path: Path) -> LearnerNode:
-    """A learner that has not loaded its model yet."""
     node = LearnerNode(LeadConfig(run_dir=tmp_path), lambda line: None)
     node._network = NodeNetwork(
         tmp_path, "learner", LeadConfig(host="127.0.0.1", port=7700), say=print, emit=lambda kind, **fields: None
@@ -38,7 +37,6 @@ def early(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def running(early: dict[str, Any]) -> dict[str, Any]:
-    """The same, in the middle of a run."""
     sampler = {
         "node": "0123456789abcdef",
         "installed": "0.41",

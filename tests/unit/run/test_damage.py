@@ -291,9 +291,6 @@ def test_an_export_of_an_older_model_says_that_newer_ones_are_damaged(run_dir: P
     assert "the model of step 2 in" in terminal.out
 
 
-# -- what can be had back ------------------------------------------------------------------------------------
-
-
 def test_sqlite_makes_a_broken_index_again(run_dir: Path, terminal: Terminal) -> None:
     """As docs/recovery.md has it."""
     database = run_dir / DATABASE

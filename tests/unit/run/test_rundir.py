@@ -31,7 +31,6 @@ from swarm.settings import CHANGEABLE, LeadConfig
 
 
 def made(tmp_path: Path, **values: Any) -> Path:
-    """The run directory of a new run."""
     path = tmp_path / "run"
     create_run_directory(path, LeadConfig(**values))
     return path

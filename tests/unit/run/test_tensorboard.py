@@ -25,7 +25,6 @@ Curve = list[tuple[int, float]]
 
 
 def read_back(run_dir: Path) -> dict[str, Curve]:
-    """Every curve by its name, as TensorBoard shows them."""
     found = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
     found.Reload()
     return {name: [(one.step, one.value) for one in found.Scalars(name)] for name in found.Tags()["scalars"]}

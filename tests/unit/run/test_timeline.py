@@ -18,13 +18,11 @@ NODE = "a1b2"
 
 
 def spans(timeline: Timeline, lane: str, *, now: float) -> list[tuple[str, float, float | None]]:
-    """Return the recent spans of a lane, from `BEGAN` on."""
     found = timeline.answer([lane], now - 600, now, now=now)["spans"][lane]
     return [(STATES[s], began - BEGAN, None if ended is None else ended - BEGAN) for s, began, ended in found]
 
 
 def shares(timeline: Timeline, lane: str, *, now: float) -> list[dict[str, float]]:
-    """Return the shares of a lane in all buckets, without zeros."""
     found = timeline.answer([lane], BEGAN - 1, now, now=max(now, BEGAN + 700))["buckets"]["lanes"][lane]
     return [{state: share for state, share in zip(STATES, row, strict=True) if share} for row in found]
 
