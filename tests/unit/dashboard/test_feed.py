@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.dashboard.feed import OTHERS, READERS, PageFeed, Reader
+
+
+@pytest.fixture
+def feed() -> PageFeed:
+    return PageFeed("boot")
 
 
 def joined(feed: PageFeed, last_id: str = "", *, is_owner: bool = False) -> Reader:
@@ -23,8 +29,7 @@ def told(feed: PageFeed, reader: Reader) -> list[str]:
     return [f"{one.number} {one.event} {one.data.decode()}" for one in messages]
 
 
-def test_a_lost_connection_goes_on_where_it_was_unless_the_process_is_another() -> None:
-    feed = PageFeed("boot")
+def test_a_lost_connection_goes_on_where_it_was_unless_the_process_is_another(feed: PageFeed) -> None:
     for number in range(3):
         feed.publish("steps", b"%d" % number)
     assert told(feed, joined(feed, "boot-2")) == ["3 steps 2"]
@@ -32,8 +37,7 @@ def test_a_lost_connection_goes_on_where_it_was_unless_the_process_is_another() 
         assert told(feed, joined(feed, unknown)) == ["snapshot 3"], unknown
 
 
-def test_a_state_replaces_the_one_before_and_nothing_else_is_lost() -> None:
-    feed = PageFeed("boot")
+def test_a_state_replaces_the_one_before_and_nothing_else_is_lost(feed: PageFeed) -> None:
     reader = joined(feed)
     told(feed, reader)
     for number in range(100):
@@ -59,8 +63,7 @@ def test_a_reader_that_never_reads_takes_no_memory_and_gets_a_snapshot_at_last()
     assert told(feed, quick) == ["snapshot 10000"]
 
 
-def test_what_was_not_published_is_made_up_for_by_a_snapshot() -> None:
-    feed = PageFeed("boot")
+def test_what_was_not_published_is_made_up_for_by_a_snapshot(feed: PageFeed) -> None:
     reader = joined(feed)
     told(feed, reader)
     feed.publish("steps", b"1")
@@ -70,9 +73,8 @@ def test_what_was_not_published_is_made_up_for_by_a_snapshot() -> None:
     assert told(feed, joined(feed, "boot-2")) == []
 
 
-def test_there_are_so_many_readers_and_one_that_leaves_makes_room() -> None:
+def test_there_are_so_many_readers_and_one_that_leaves_makes_room(feed: PageFeed) -> None:
     """Those without the token leave the owner some places."""
-    feed = PageFeed("boot")
     readers = [joined(feed) for _ in range(OTHERS)]
     assert feed.join("", is_owner=False) is None
     feed.readers.discard(readers[3])

@@ -64,6 +64,11 @@ def settled(workers: list[Worker], rules: Rules | None = None) -> Run:
     return run
 
 
+@pytest.fixture
+def run() -> Run:
+    return settled(cards(20, 0.3, 0.2))
+
+
 def dear_and_cheap(dear: float, cheap: float = 0.2) -> Run:
     """Twenty dear ones are active when twenty cheap ones come."""
     run = settled(cards(20, 0.3, dear, "dear"))
@@ -159,8 +164,7 @@ def test_what_it_shrinks_to_would_have_been_enough_at_every_decision() -> None:
     assert len(run.active) == math.ceil(512 / 100 * 0.98 * 1.05 / 0.3)
 
 
-def test_samplers_of_unknown_rate_are_tried_a_few_at_a_time() -> None:
-    run = settled(cards(20, 0.3, 0.2))
+def test_samplers_of_unknown_rate_are_tried_a_few_at_a_time(run: Run) -> None:
     before = run.active
     new = cards(6, 0.0, 0.1, "new")
     run.workers = [*run.workers, *new]
@@ -182,8 +186,7 @@ def test_the_first_that_gives_a_rate_sends_nobody_away_who_is_still_being_measur
     assert len(stood_by(run.step())) == 9 - PROBES
 
 
-def test_one_that_never_gives_a_rate_makes_room_for_the_next() -> None:
-    run = settled(cards(20, 0.3, 0.2))
+def test_one_that_never_gives_a_rate_makes_room_for_the_next(run: Run) -> None:
     run.workers = [*run.workers, *cards(3, 0.0, 0.1, "new")]
     run.step()
     run.now += PROBE_S
@@ -252,8 +255,7 @@ def test_a_learner_that_waits_just_after_a_change_waits_for_starts() -> None:
     assert is_left_alone(run, 30, idle_share=0.0)
 
 
-def test_figures_without_sense_are_stood_by_and_told() -> None:
-    run = settled(cards(20, 0.3, 0.2))
+def test_figures_without_sense_are_stood_by_and_told(run: Run) -> None:
     bad = sorted(run.active)[0]
     run.workers = [replace(one, cost_per_hour=float("nan")) if one.name == bad else one for one in run.workers]
     changes = run.steps(2)
@@ -267,8 +269,7 @@ def claiming(count: int, cost: float, name: str) -> list[Worker]:
     return [replace(one, claimed_rollouts_per_s=3.0) for one in cards(count, 0.1, cost, name)]
 
 
-def test_of_a_class_that_is_only_claimed_one_is_tried_and_then_another() -> None:
-    run = settled(cards(20, 0.3, 0.2))
+def test_of_a_class_that_is_only_claimed_one_is_tried_and_then_another(run: Run) -> None:
     before = run.active
     run.workers = [*run.workers, *claiming(3, 1.0, "new")]
     ((first, _),) = run.step()

@@ -13,7 +13,8 @@ from swarm.pay.fleet import MAX_NODES, Terms
 HOUR_S = 3600.0
 
 
-def book() -> CostBook:
+@pytest.fixture
+def costs() -> CostBook:
     return CostBook(learner_cost_per_hour=7.0, learner_up_cost_per_gb=0.09, now=100.0)
 
 
@@ -21,8 +22,7 @@ def rent_of(costs: CostBook, now: float) -> float:
     return sum(tally.rent for tally in costs.figures(now).by_class.values())
 
 
-def test_a_run_by_hand() -> None:
-    costs = book()
+def test_a_run_by_hand(costs: CostBook) -> None:
     costs.joined("a", Terms("4090", (0.4, 0.004, 0.006)), now=100.0)
     costs.joined("b", Terms("3090", (0.2, 0.0, 0.0)), now=100.0)  # And stands by for an hour, which costs nothing
     costs.activated("a", now=100.0)
@@ -47,16 +47,14 @@ def test_a_run_by_hand() -> None:
     assert figures.by_class["3090"] == nodes["b"]
 
 
-def test_a_new_price_counts_from_then_on() -> None:
-    costs = book()
+def test_a_new_price_counts_from_then_on(costs: CostBook) -> None:
     costs.joined("a", Terms("4090", (0.4, 0.0, 0.0)), now=100.0)
     costs.activated("a", now=100.0)
     costs.joined("a", Terms("4090", (0.8, 0.0, 0.0)), now=100.0 + HOUR_S)
     assert rent_of(costs, 100.0 + 2 * HOUR_S) == pytest.approx(1.2)
 
 
-def test_what_waiting_would_cost_stands_apart() -> None:
-    costs = book()
+def test_what_waiting_would_cost_stands_apart(costs: CostBook) -> None:
     costs.joined("a", Terms("4090", (0.4, 0.0, 0.0)), now=100.0)
     costs.joined("b", Terms("3090", (0.2, 0.0, 0.0)), now=100.0)
     costs.activated("b", now=100.0)
@@ -72,8 +70,7 @@ def test_what_waiting_would_cost_stands_apart() -> None:
     assert costs.figures(100.0 + 10 * HOUR_S).standby == pytest.approx(1.8)
 
 
-def test_the_work_of_a_stranger_counts_and_costs_nothing() -> None:
-    costs = book()
+def test_the_work_of_a_stranger_counts_and_costs_nothing(costs: CostBook) -> None:
     costs.accepted("x", rollouts=5, tokens=50)
     costs.traffic("x", down_bytes=1e9, up_bytes=1e9)
     costs.activated("x", now=100.0)
@@ -82,8 +79,7 @@ def test_the_work_of_a_stranger_counts_and_costs_nothing() -> None:
     assert figures.total == pytest.approx(7.0 * 100 / HOUR_S)
 
 
-def test_the_book_is_bounded_and_no_cost_is_lost() -> None:
-    costs = book()
+def test_the_book_is_bounded_and_no_cost_is_lost(costs: CostBook) -> None:
     for number in range(MAX_NODES + 500):
         node = f"n{number}"
         costs.joined(node, Terms(f"class {number}", (3600.0, 0.0, 0.0)), now=100.0 + number)
@@ -99,16 +95,15 @@ def test_the_book_is_bounded_and_no_cost_is_lost() -> None:
 
 
 @pytest.mark.parametrize("price", [math.nan, math.inf, -1.0])
-def test_what_is_no_price_is_refused(price: float) -> None:
+def test_what_is_no_price_is_refused(costs: CostBook, price: float) -> None:
     with pytest.raises(ValueError, match="price must be"):
         CostBook(learner_cost_per_hour=price, now=0.0)
     with pytest.raises(ValueError, match="price must be"):
-        book().joined("a", Terms("4090", (price, 0.0, 0.0)), now=100.0)
+        costs.joined("a", Terms("4090", (price, 0.0, 0.0)), now=100.0)
 
 
-def test_an_event_of_one_sampler_reads_no_other() -> None:
+def test_an_event_of_one_sampler_reads_no_other(costs: CostBook) -> None:
     """A class of thousands that leaves at once would stop the event loop for seconds otherwise."""
-    costs = book()
     for number in range(100):
         costs.joined(f"n{number}", Terms("4090", (1.0, 0.0, 0.0)), now=100.0)
         costs.activated(f"n{number}", now=100.0)
@@ -119,8 +114,7 @@ def test_an_event_of_one_sampler_reads_no_other() -> None:
     assert sum(tally.rent for tally in costs.by_node(100.0 + 2 * HOUR_S).values()) == pytest.approx(199.0)
 
 
-def test_nothing_is_charged_once_all_are_gone() -> None:
-    costs = book()
+def test_nothing_is_charged_once_all_are_gone(costs: CostBook) -> None:
     for number in range(10):
         costs.joined(f"n{number}", Terms("4090", (0.1 * number, 0.0, 0.0)), now=100.0)
         costs.activated(f"n{number}", now=100.0)

@@ -17,6 +17,11 @@ BEGAN = 1_700_000_000.0
 NODE = "a1b2"
 
 
+@pytest.fixture
+def timeline() -> Timeline:
+    return Timeline(BEGAN)
+
+
 def spans(timeline: Timeline, lane: str, *, now: float) -> list[tuple[str, float, float | None]]:
     found = timeline.answer([lane], now - 600, now, now=now)["spans"][lane]
     return [(STATES[s], began - BEGAN, None if ended is None else ended - BEGAN) for s, began, ended in found]
@@ -27,8 +32,7 @@ def shares(timeline: Timeline, lane: str, *, now: float) -> list[dict[str, float
     return [{state: share for state, share in zip(STATES, row, strict=True) if share} for row in found]
 
 
-def test_what_goes_on_ends_where_the_next_begins() -> None:
-    timeline = Timeline(BEGAN)
+def test_what_goes_on_ends_where_the_next_begins(timeline: Timeline) -> None:
     timeline.note("learner", "wait", BEGAN)
     assert spans(timeline, "learner", now=BEGAN + 1) == [("wait", 0, None)]
     timeline.note("learner", "train", BEGAN + 2)
@@ -36,29 +40,25 @@ def test_what_goes_on_ends_where_the_next_begins() -> None:
     assert spans(timeline, "learner", now=BEGAN + 9) == [("wait", 0, 2), ("train", 2, 3)]
 
 
-def test_a_beat_is_believed_within_the_time_since_the_one_before() -> None:
-    timeline = Timeline(BEGAN)
+def test_a_beat_is_believed_within_the_time_since_the_one_before(timeline: Timeline) -> None:
     timeline.heard(NODE, [("draw", 500.0, 500.0)], state="wait", now=BEGAN + 10)
     timeline.heard(NODE, [("draw", 500.0, 499.0), ("install", 1.0, 7.0)], state="wait", now=BEGAN + 12)
     assert spans(timeline, NODE, now=BEGAN + 12) == [("draw", 10, 11), ("install", 11, 12)]
 
 
-def test_a_sampler_that_tells_nothing_does_what_the_learner_takes_it_for() -> None:
-    timeline = Timeline(BEGAN)
+def test_a_sampler_that_tells_nothing_does_what_the_learner_takes_it_for(timeline: Timeline) -> None:
     for second in range(0, 6, 2):
         timeline.heard(NODE, [], state="fetch", now=BEGAN + second)
     assert spans(timeline, NODE, now=BEGAN + 5) == [("fetch", 0, 4)]
 
 
-def test_a_wait_on_standby_is_that_and_a_batch_under_way_is_not() -> None:
-    timeline = Timeline(BEGAN)
+def test_a_wait_on_standby_is_that_and_a_batch_under_way_is_not(timeline: Timeline) -> None:
     timeline.heard(NODE, [], state="wait", now=BEGAN)
     timeline.heard(NODE, [("draw", 4.0, 1.0), ("wait", 3.0, 3.0)], state="standby", now=BEGAN + 4)
     assert spans(timeline, NODE, now=BEGAN + 4) == [("draw", 0, 1), ("standby", 1, 4)]
 
 
-def test_who_is_gone_is_so_until_it_is_heard_again() -> None:
-    timeline = Timeline(BEGAN)
+def test_who_is_gone_is_so_until_it_is_heard_again(timeline: Timeline) -> None:
     for second in (0, 2):
         timeline.heard(NODE, [], state="draw", now=BEGAN + second, name="Ada's card")
     timeline.note(NODE, "gone", BEGAN + 2)
@@ -69,15 +69,13 @@ def test_who_is_gone_is_so_until_it_is_heard_again() -> None:
     assert spans(timeline, NODE, now=BEGAN + 8) == [("draw", 0, 2), ("gone", 2, 6), ("draw", 6, 8)]
 
 
-def test_a_gap_within_a_state_stays_unless_it_is_a_beats_way() -> None:
-    timeline = Timeline(BEGAN)
+def test_a_gap_within_a_state_stays_unless_it_is_a_beats_way(timeline: Timeline) -> None:
     for began, ended in ((0.0, 1.0), (1.2, 2.0), (10.0, 11.0)):
         timeline.note(NODE, "draw", BEGAN + began, BEGAN + ended)
     assert spans(timeline, NODE, now=BEGAN + 11) == [("draw", 0, 2), ("draw", 10, 11)]
 
 
-def test_spans_older_than_ten_minutes_are_left_to_the_buckets() -> None:
-    timeline = Timeline(BEGAN)
+def test_spans_older_than_ten_minutes_are_left_to_the_buckets(timeline: Timeline) -> None:
     timeline.note("learner", "train", BEGAN, BEGAN + 1.5)
     timeline.note("learner", "wait", BEGAN + 1.5, BEGAN + 2)
     timeline.note("learner", "train", BEGAN + 605, BEGAN + 606)
@@ -87,15 +85,13 @@ def test_spans_older_than_ten_minutes_are_left_to_the_buckets() -> None:
 
 
 @pytest.mark.parametrize("moment", [float("nan"), float("inf"), -float("inf"), -1e18])
-def test_a_page_may_ask_for_any_time(moment: float) -> None:
-    timeline = Timeline(BEGAN)
+def test_a_page_may_ask_for_any_time(timeline: Timeline, moment: float) -> None:
     timeline.note("learner", "train", BEGAN, BEGAN + 5)
     for began, ended in ((moment, BEGAN + 5), (BEGAN - 9e9, moment), (moment, moment)):
         json.dumps(timeline.answer(["learner", "nobody"], began, ended, now=BEGAN + 5))
 
 
-def test_a_file_gives_the_same_buckets_and_samplers_that_are_gone() -> None:
-    timeline = Timeline(BEGAN)
+def test_a_file_gives_the_same_buckets_and_samplers_that_are_gone(timeline: Timeline) -> None:
     timeline.heard(NODE, [], state="draw", now=BEGAN)
     timeline.heard(NODE, [], state="draw", now=BEGAN + 300)
     timeline.note("learner", "train", BEGAN)
@@ -162,9 +158,8 @@ def test_a_clock_that_was_set_does_no_harm() -> None:
 
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize("ahead", [3600.0, 20 * 365 * 86_400.0])
-def test_a_clock_that_was_ahead_for_a_while_costs_that_while(ahead: float, resumed: bool) -> None:
+def test_a_clock_that_was_ahead_for_a_while_costs_that_while(timeline: Timeline, ahead: float, resumed: bool) -> None:
     """Lanes would stay empty for as long, and all buckets be years wide."""
-    timeline = Timeline(BEGAN)
     for shift in (0, ahead):
         timeline.heard(NODE, [("draw", 5, 5)], state="draw", now=BEGAN + 10 + shift)
         timeline.note("learner", "train", BEGAN + 10 + shift)
