@@ -112,13 +112,7 @@ def test_of_a_run_that_is_over_nobody_is_there_any_more() -> None:
 
 
 def test_a_node_s_row_has_what_the_learner_knows_of_it() -> None:
-    late = {
-        **RECORD["samplers"][1],
-        "silent_s": 2.5,
-        "nickname": "bob",
-        "barred": False,
-        "verdicts": {"stale": 2, "malformed": 1},
-    }
+    late = {**RECORD["samplers"][1], "silent_s": 2.5, "nickname": "bob", "verdicts": {"stale": 2, "malformed": 1}}
     samplers = [RECORD["samplers"][0], late]
     rows = page({**RECORD, "samplers": samplers, "publics": []}, **CONFIG)["nodes"]["rows"]
     learner, first, second = (dict(zip(COLUMNS, row, strict=True)) for row in rows)

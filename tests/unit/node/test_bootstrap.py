@@ -40,13 +40,8 @@ from tests.swarmers import LEARNER, THE_SWARM, address, key
 def hello_of(key: SigningKey, address: Address, now: float = 0.0) -> Hello:
     swarm = swarm_id_of(key.public_bytes)
     owner = Owner(key, swarm, "learner", generation=1, addresses=(address,), round_s=2.0)
-    return Hello(
-        protocol=PROTOCOL,
-        learner_key=key.public_bytes,
-        record=owner.signed.sealed,
-        learner=owner.signed.sealed,
-        now=now,
-    )
+    signed = owner.signed.sealed
+    return Hello(protocol=PROTOCOL, learner_key=key.public_bytes, record=signed, learner=signed, now=now)
 
 
 @asynccontextmanager

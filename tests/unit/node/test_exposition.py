@@ -26,32 +26,20 @@ HOSTILE = '"} 1\n# \x1b[2J {evil="'
 
 
 def sampler(number: int, **more: Any) -> dict[str, Any]:
-    known = {
-        "installed": f"0.{40 + number % 3}",
-        "engine": "vllm/bfloat16/x",
-        "standby": "",
-        "barred": False,
-        "nickname": "",
-        "node": "",
-    }
-    return {**known, **more}
+    return {"installed": f"0.{40 + number % 3}", "engine": "vllm/bfloat16/x", "standby": "", "barred": False, **more}
 
 
 def of_a_learner(**more: Any) -> dict[str, Any]:
     """A status in the middle of a run, as much of it as is read."""
-    known: dict[str, Any] = {
+    return {
         "role": "learner",
         "state": "running",
         "fault": "",
         "version": "0.42",
         "refused": {"requests": 2},
         "samplers": [
-            sampler(0),
-            sampler(1),
-            sampler(2),
-            sampler(3, standby="dear"),
-            sampler(4, installed=None),
-            sampler(5, standby="refused", barred=True),
+            *(sampler(0), sampler(1), sampler(2), sampler(3, standby="dear")),
+            *(sampler(4, installed=None), sampler(5, standby="refused", barred=True)),
         ],
         "held_out": [{"version": 10, "exact_match": 0.25}, {"version": 20, "exact_match": 0.5}],
         "broadcasts": {"0.41": {"raw_bytes": 1}, "0.42": {"raw_bytes": 100, "encoded_bytes": 30}},
@@ -61,8 +49,8 @@ def of_a_learner(**more: Any) -> dict[str, Any]:
         "metrics": {"reward": 0.5, "staleness/mean": 1.5, "staleness/by": "bound", "broadcast_s": None},
         "capacity": {"binds": "broadcast", "idle_share": None},
         "cost": {"cost_total": 2.5, "max_cost": None},
+        **more,
     }
-    return {**known, **more}
 
 
 async def scraped(status: Mapping[str, Any]) -> Series:
@@ -141,15 +129,9 @@ async def test_strangers_add_no_series_whatever_they_send() -> None:
     found = await scraped(hostile)
     assert found.keys() == (await scraped(calm)).keys()
     assert found["echo_node_rollouts_judged_total", (("verdict", OTHER),)] == 500
-    joined = {
-        "role": "sampler",
-        "state": "sampling",
-        "refused": {},
-        "verdicts": {},
-        "dropped": {},
-        "chunks_rejected": {},
-    }
-    worse = {**joined, "verdicts": flood, "dropped": flood, "chunks_rejected": flood}
+    named = ("refused", "verdicts", "dropped", "chunks_rejected")
+    joined = {"role": "sampler", "state": "sampling", **{name: {} for name in named}}
+    worse = {**joined, **dict.fromkeys(named[1:], flood)}
     assert (await scraped(worse)).keys() == (await scraped(joined)).keys()
 
 

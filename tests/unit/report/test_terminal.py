@@ -49,15 +49,8 @@ def running(early: dict[str, Any]) -> dict[str, Any]:
     }
     waiting = {**sampler, "node": "fedcba9876543210", "installed": None, "verdicts": {}, "standby": "you are dear"}
     tally = {"rent": 2.5, "traffic": 0.0, "active_s": 1800.0, "rollouts": 900, "tokens": 9000, "cost": 2.5}
-    metrics = {
-        "reward": 0.71,
-        "exact_match": 0.5,
-        "train_step_s": 0.25,
-        "staleness/mean": 0.5,
-        "staleness/aim": 1.25,
-        "staleness/by": "generation",
-        "broadcast_s": None,
-    }
+    metrics: dict[str, Any] = {"reward": 0.71, "exact_match": 0.5, "train_step_s": 0.25, "broadcast_s": None}
+    metrics |= {"staleness/mean": 0.5, "staleness/aim": 1.25, "staleness/by": "generation"}
     return {
         **early,
         "state": "running",

@@ -104,15 +104,9 @@ def _config(path: Path, **settings: Any) -> LeadConfig:
 
 
 def _prepared(**changes: Any) -> Prepared:
-    facts = {
-        "parameters": 1,
-        "trained": 1,
-        "vocab_size": 97,
-        "context_tokens": CONTEXT,
-        "stop_token_ids": (),
-        "device": "cpu",
-    }
-    return Prepared(**{"layout": Layout(tensors=(), files=()), **facts, **changes})
+    sizes = {"parameters": 1, "trained": 1, "vocab_size": 97, "context_tokens": CONTEXT}
+    facts = {"layout": Layout(tensors=(), files=()), "stop_token_ids": (), "device": "cpu"}
+    return Prepared(**{**sizes, **facts, **changes})
 
 
 def _open(run_dir: Path, config: LeadConfig) -> tuple[Prompts, list[Prompt], list[str]]:

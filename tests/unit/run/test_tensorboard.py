@@ -31,14 +31,8 @@ def read_back(run_dir: Path) -> dict[str, Curve]:
 
 
 def figures(step: int) -> dict[str, Any]:
-    return {
-        "step": step,
-        "time": 1e9 + step,
-        "reward": step / 64,
-        "rewards/exact/mean": step % 2,
-        "kl": None,
-        "eval_reward": 9,
-    }
+    other = {"time": 1e9 + step, "kl": None, "eval_reward": 9}
+    return {"step": step, "reward": step / 64, "rewards/exact/mean": step % 2, **other}
 
 
 def log_life(run_dir: Path, steps: Iterable[int], evaluated: Iterable[int] = (), *, tensorboard: bool = True) -> None:
