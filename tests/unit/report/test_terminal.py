@@ -37,32 +37,18 @@ def early(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def running(early: dict[str, Any]) -> dict[str, Any]:
-    sampler = {
-        "node": "0123456789abcdef",
-        "installed": "0.41",
-        "samples": 128,
-        "rollouts_per_s": 250.4,
-        "silent_s": 0.3,
-        "verdicts": {"accepted": 900, "stale": 2},
-        "device_class": "T4",
-        "standby": "",
-    }
+    rates = {"samples": 128, "rollouts_per_s": 250.4, "silent_s": 0.3, "verdicts": {"accepted": 900, "stale": 2}}
+    sampler = {"node": "0123456789abcdef", "installed": "0.41", "device_class": "T4", "standby": "", **rates}
     waiting = {**sampler, "node": "fedcba9876543210", "installed": None, "verdicts": {}, "standby": "you are dear"}
     tally = {"rent": 2.5, "traffic": 0.0, "active_s": 1800.0, "rollouts": 900, "tokens": 9000, "cost": 2.5}
     metrics: dict[str, Any] = {"reward": 0.71, "exact_match": 0.5, "train_step_s": 0.25, "broadcast_s": None}
     metrics |= {"staleness/mean": 0.5, "staleness/aim": 1.25, "staleness/by": "generation"}
+    now = {"state": "running", "step": 42, "version": "0.42", "broadcast_s": 0.31, "verdicts": {"accepted": 1800}}
     return {
-        **early,
-        "state": "running",
-        "step": 42,
-        "version": "0.42",
-        "broadcast_s": 0.31,
+        **{**early, **now, "metrics": metrics, "samplers": [sampler, waiting]},
         "held_out": [{"version": 0, "exact_match": 0.0}, {"version": 40, "exact_match": 0.625}],
-        "metrics": metrics,
-        "samplers": [sampler, waiting],
         "capacity": {**early["capacity"], "active": 1, "standby": 1, "idle_share": 0.031, "binds": "learner"},
         "cost": {**early["cost"], "cost_total": 2.5, "cost_per_step": 0.0595, "by_class": {"T4": tally}},
-        "verdicts": {"accepted": 1800},
     }
 
 
@@ -155,18 +141,15 @@ def test_nodes_that_do_not_fit_onto_the_screen_are_counted(running: dict[str, An
 
 def test_a_relay_and_a_sampler_have_a_screen_too(early: dict[str, Any]) -> None:
     member = {"node": "ab" * 16, "role": "learner", "state": "alive", "address": "http://127.0.0.1:7700"}
-    relay = {
+    publics = [{**member, "beat_s": 1.5, "leaves": 0, "held": "0.7", "lag": 2}]
+    relay: dict[str, Any] = {
         "role": "relay",
         "node": "cd" * 16,
         "state": "relaying",
         "swarm": "ef" * 16,
-        "publics": [{**member, "beat_s": 1.5, "leaves": 0, "held": "0.7", "lag": 2}],
-        "leaves": [],
-        "map": "0.5",
-        "newest": "0.7",
-        "streams": 3,
-        "stream_bytes_sent": 2_500_000,
+        "publics": publics,
     }
+    relay |= {"leaves": [], "map": "0.5", "newest": "0.7", "streams": 3, "stream_bytes_sent": 2_500_000}
     shown = printed(status_screen(relay, 80, 24))
     for part in ("relay cdcdcdcdcdcd · relaying", "7 (2 behind)", "1.5 s", "127.0.0.1:7700", "2.5 MB"):
         assert part in shown
@@ -185,15 +168,14 @@ def test_a_relay_and_a_sampler_have_a_screen_too(early: dict[str, Any]) -> None:
 
 
 def test_a_volunteer_is_told_in_one_line_what_its_machine_does_and_gave() -> None:
-    status = {
+    status: dict[str, Any] = {
         "role": "sampler",
         "node": "cd" * 16,
-        "state": "standby: cheaper ones suffice",
-        "verdicts": {"accepted": 1234, "stale": 3, "malformed": 0},
-        "accepted_tokens": 56_789,
-        "syncing": {"version": "0.17", "share": 0.43},
         "engine": "vllm",
+        "state": "standby: cheaper ones suffice",
     }
+    status |= {"verdicts": {"accepted": 1234, "stale": 3, "malformed": 0}, "accepted_tokens": 56_789}
+    status |= {"syncing": {"version": "0.17", "share": 0.43}}
     told = plain_line(status)
     assert told == (
         "standby: cheaper ones suffice; accepted 1,234 rollouts, 56,789 tokens; not accepted 3 stale; "
