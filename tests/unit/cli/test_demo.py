@@ -111,8 +111,7 @@ def test_the_demos_exclude_one_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "fall"),
-    [([0.1, 0.5, 0.4, 0.6, 0.55], 0.05), ([0.5, 0.1, 0.2, 0.3, 0.4], 0.0), ([], 0.0)],
+    ("shares", "fall"), [([0.1, 0.5, 0.4, 0.6, 0.55], 0.05), ([0.5, 0.1, 0.2, 0.3, 0.4], 0.0), ([], 0.0)]
 )
 def test_the_largest_fall_is_between_two_evaluations_after_step_20(shares: list[float], fall: float) -> None:
     held_out = [{"version": 10.0 * number, "exact_match": share} for number, share in enumerate(shares)]

@@ -121,7 +121,6 @@ def test_the_version_is_told(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ((".", "max-staleness=3"), "no learner runs in .: "),
         ((".", "max_staleness=3"), "no learner runs in .: "),
         (("max-staleness=many",), "max_staleness many: input should be "),
         (("max-staleness", "4"), "write KEY=VALUE, "),

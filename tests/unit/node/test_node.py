@@ -92,12 +92,10 @@ def test_without_a_wish_a_node_takes_the_next_free_directory(tmp_path: Path, mon
     ("text", "host", "port", "scheme"),
     [
         ("learner", "learner", 7700, ""),
-        ("learner:80", "learner", 80, ""),
         ("10.0.0.7:7701", "10.0.0.7", 7701, ""),
         ("http://learner", "learner", 7700, "http"),
         ("https://learner:1/", "learner", 1, "https"),
         ("[::1]:7700", "::1", 7700, ""),
-        ("[::1]", "::1", 7700, ""),
     ],
 )
 def test_an_address_is_a_host_a_host_and_port_or_a_url(text: str, host: str, port: int, scheme: str) -> None:

@@ -6,15 +6,7 @@ import math
 
 import pytest
 
-from swarm.pay.estimator import (
-    JUDGED_S,
-    MAX_CLASSES,
-    OTHER,
-    PROVEN_ROLLOUTS,
-    Estimator,
-    SamplerSeen,
-    StartValues,
-)
+from swarm.pay.estimator import JUDGED_S, MAX_CLASSES, OTHER, PROVEN_ROLLOUTS, Estimator, SamplerSeen, StartValues
 from swarm.pay.fleet import MAX_NODES, Demand, Lengths, Terms, Worker
 
 HOUR_S = 3600.0

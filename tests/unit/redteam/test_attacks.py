@@ -12,14 +12,7 @@ import torch
 
 from swarm.sampler.engine import Generate, Generated, Job, Sampled
 from swarm.types import SamplingRules, Span, VersionId
-from tests.redteam.sampler import (
-    ENGINES,
-    NOTED,
-    TRUSTED,
-    claimed,
-    engine_of,
-    expected,
-)
+from tests.redteam.sampler import ENGINES, NOTED, TRUSTED, claimed, engine_of, expected
 from tests.redteam.wire import BEYOND
 
 STOP = 2

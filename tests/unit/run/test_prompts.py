@@ -347,11 +347,7 @@ def test_what_the_prompts_depend_on_is_on_record_and_other_data_are_refused(run_
 @pytest.mark.usefixtures("template")
 @pytest.mark.parametrize(
     ("file", "before", "after"),
-    [
-        ("chat_template.jinja", TEMPLATE, TEMPLATE + "!"),
-        ("tokenizer.json", '"+": 13', '"+": 14'),
-        ("", "", ""),
-    ],
+    [("chat_template.jinja", TEMPLATE, TEMPLATE + "!"), ("tokenizer.json", '"+": 13', '"+": 14'), ("", "", "")],
 )
 def test_a_run_does_not_go_on_with_another_base(run_dir: Path, sums: Path, file: str, before: str, after: str) -> None:
     config = _config(sums)
