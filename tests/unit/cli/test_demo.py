@@ -104,6 +104,16 @@ def test_a_real_model_has_the_settings_of_its_example(tmp_path: Path, monkeypatc
     assert show.by_hand.split() == ["--config", os.path.relpath(REAL), "--model", str(model)]
 
 
+def test_a_real_model_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without a network: pip is told to use none, and what it could not fetch is not in the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(UserError) as refused:
+        show_of(DemoConfig(real=True))
+    assert "\n" not in str(refused.value)
+    assert "gguf" in str(refused.value) or f"into {tmp_path / 'echo-node'}" in str(refused.value)
+
+
 def test_the_demos_exclude_one_another() -> None:
     for given in ({"real": True, "adapter": 8}, {"real": True, "environment": "frozen-lake"}):
         with pytest.raises(ValueError, match="three demos"):
