@@ -175,6 +175,14 @@ def test_the_verdict_of_a_control_is_the_other_way_round(learned: bool, control:
     assert verdict("copies", learned=learned, control=control, steps=7).startswith(begins)
 
 
+def test_the_page_is_opened_if_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    for opens, page in ((False, "http://closed"), (True, "http://opened"), (True, "")):
+        demo_of(DemoConfig(open=opens))._show_page(page)
+    assert opened == ["http://opened"]
+
+
 async def test_what_a_node_prints_is_for_its_owner_alone(tmp_path: Path) -> None:
     log = tmp_path / "learner.log"
     process = await start_node(log, "--version")
