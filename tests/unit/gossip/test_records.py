@@ -33,11 +33,6 @@ def place(one: SignedRecord) -> tuple[int, int]:
     return one.record.generation, one.record.sequence
 
 
-def test_records_are_ordered_by_generation_then_sequence() -> None:
-    ordered = [signed(1, s, generation=g).order for g, s in ((0, 1), (0, MAX_SEQUENCE), (1, 0), (1, 7), (2, 0))]
-    assert ordered == sorted(set(ordered))
-
-
 def test_the_longest_ordinary_record_fits_and_opens_as_what_was_signed() -> None:
     names = [Address(host=f"{'n' * 120}{i}.example", port=65_535, fingerprint=bytes(32)) for i in range(MAX_ADDRESSES)]
     held = VersionId(incarnation=BIG, version=BIG)

@@ -143,15 +143,6 @@ def test_new_keys_do_not_buy_an_address_new_bursts() -> None:
     assert gate.wait_s(entered(gate, ELSEWHERE), now=0.0) == 0.0
 
 
-def test_a_node_that_has_proven_itself_may_ask_more_than_a_stranger() -> None:
-    """A sampler of a small model takes many steps a second and must not be slowed down."""
-    limits = RateLimits()
-    gate = Gate(limits)
-    for guest, share in ((entered(gate), 1), (proven(gate, ALICE, ELSEWHERE), limits.proven_share)):
-        let_in = sum(gate.wait_s(guest, now=0.0) == 0.0 for _ in range(1000))
-        assert let_in == limits.burst * share
-
-
 def test_large_bodies_count_as_several_requests_and_small_ones_of_others_pass() -> None:
     limits = RateLimits()
     gate = Gate(limits)

@@ -10,7 +10,6 @@ import pytest
 from swarm.errors import ProtocolError
 from swarm.net.sessions import (
     IDLE_S,
-    MAX_SESSIONS,
     MAX_SESSIONS_PER_NODE,
     OPEN_CONTEXT,
     WINDOW,
@@ -59,14 +58,6 @@ def refused(server: ServerSessions, reason: str, act: Callable[[], object]) -> N
 
 
 # -- opening -------------------------------------------------------------------------------------------------
-
-
-def test_a_request_within_a_session_names_its_sender() -> None:
-    server = sessions()
-    client = opened(server)
-    for _ in range(3):
-        assert server.check(client.header(*POST), *POST, now=1.0) == KEY.node_id
-    assert server.refused == {}
 
 
 def sealed_by_key(context: str, key: SigningKey) -> bytes:
@@ -178,15 +169,6 @@ def faults(window: CounterWindow, *counters: int) -> list[str | None]:
     return [window.fault(counter) for counter in counters]
 
 
-def test_the_window_ends_exactly_where_it_should() -> None:
-    window = CounterWindow()
-    window.use(5000)
-    assert faults(window, 5000, 4999, 5000 - WINDOW + 1) == ["replayed", None, None]
-    assert faults(window, 5000 - WINDOW, 0) == ["too_old", "too_old"]
-    window.use(5000 - WINDOW + 1)
-    assert faults(window, 5000 - WINDOW + 1, 4999, 5001) == ["replayed", None, None]
-
-
 def test_a_window_that_moves_remembers_what_is_still_in_it_and_a_leap_forgets_all() -> None:
     window = CounterWindow()
     for counter in (1, 3, WINDOW):
@@ -194,6 +176,8 @@ def test_a_window_that_moves_remembers_what_is_still_in_it_and_a_leap_forgets_al
     assert faults(window, 0, 1, 2, 3, WINDOW) == ["too_old", "replayed", None, "replayed", "replayed"]
     window.use(WINDOW + 2)
     assert faults(window, 2, 3, 4, WINDOW + 1) == ["too_old", "replayed", None, None]
+    window.use(4)
+    assert faults(window, 3, 4, 5) == ["replayed", "replayed", None]
     for counter in (9 + 2 * WINDOW, 2**63, 2**64 - 1):
         window.use(counter)
         assert window.used == 1, "it takes no memory"
@@ -231,7 +215,6 @@ def test_a_flood_of_new_sessions_is_bounded_and_spares_those_in_use(monkeypatch:
         assert len(server) <= 16
     assert len(server._of_node) == 16
     assert server.check(client.header(*POST), *POST, now=0.0) == KEY.node_id
-    assert MAX_SESSIONS == 8192
 
 
 def test_a_table_full_of_sessions_in_use_loses_the_one_longest_unused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import uvloop
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.pace import Pace
 from swarm.net.server import NodeServer
-from swarm.net.stream import HEADER, PREAMBLE, Frame, Outgoing, open_stream, start_tls, unpack_frame
+from swarm.net.stream import HEADER, PREAMBLE, Frame, Outgoing, open_stream, start_tls
 from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.types import Address
 from tests.builders import v
@@ -53,12 +53,6 @@ def payloads(count: int, seed: int) -> list[bytes]:
 
 
 # -- frames --------------------------------------------------------------------------------------------------
-
-
-def test_a_header_is_read_as_it_was_written() -> None:
-    frame = Frame(7, 2**32 - 1, VERSION, kind=2, index=4_000_000, via=b"abcdefgh")
-    assert len(frame.pack()) == HEADER.size == 32
-    assert unpack_frame(frame.pack()) == frame
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -150,17 +144,6 @@ async def test_a_frame_over_its_cap_ends_the_link_before_any_memory_is_taken(tls
         assert isinstance(strict.ends[0], ProtocolError)
         assert isinstance(sender.ends[0], OSError)
         assert len(strict.ends) == len(sender.ends) == 1
-
-
-async def test_a_fault_of_who_receives_ends_the_link() -> None:
-    class Choosy(Place):
-        def received(self, frame: Frame, payload: memoryview) -> None:
-            raise ProtocolError("not this")
-
-    async with fed(Choosy()) as (raw, place):
-        raw.send(frame_of(b"x").header + b"x")
-        await until(lambda: place.ends)
-        assert isinstance(place.ends[0], ProtocolError)
 
 
 async def test_the_other_sides_end_is_heard_once_and_nothing_is_sent_any_more(tls: ServerTls | None) -> None:
