@@ -11,13 +11,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
 
-from swarm.broadcast.announcing import EARLY_BYTES, PART_BYTES, EarlyParts, parts_of
+from swarm.broadcast.announcing import EARLY_BYTES, ENTRY_BYTES, PART_BYTES, EarlyParts, parts_of
 from swarm.broadcast.coding import in_thread
 from swarm.broadcast.forest.planner import MESH_PEERS, PeerProfile, Planning, VersionPlan
 from swarm.broadcast.frames import CAPS, FrameType
@@ -34,9 +33,8 @@ from swarm.broadcast.version.manifest import TABLE_BYTES
 from swarm.errors import PeerUnreachable, ProtocolError
 from swarm.net.client import HttpPeer, PeerClient, Progress
 from swarm.net.hosts import is_dialable
-from swarm.net.links import NO_VERSION, Station
+from swarm.net.links import NO_VERSION
 from swarm.net.pace import Pace
-from swarm.net.sessions import ServerSessions
 from swarm.net.stream import Frame, Stream
 from swarm.types import Address, NodeId, VersionId
 from swarm.wire import decode, encode
@@ -44,6 +42,7 @@ from tests.builders import ALICE, BOB, KEY, MIXED_LAYOUT, OTHER_KEY, v
 from tests.publishers import Publisher, hand_over, receiver_store
 from tests.simulator.broadcast.schemes import planner_named
 from tests.unit.broadcast.store.test_base_model import save
+from tests.unit.net.test_links import station_of
 from tests.unit.net.test_stream import VirtualLoop
 from tests.unit.wires import PATIENCE_S, many_turns, pair_of_sockets, until
 
@@ -63,21 +62,15 @@ def test_a_part_that_overtook_its_head_is_handed_out_once() -> None:
     assert early.take(v(3)) == [(0, b"new", ALICE)]
 
 
-def test_a_flood_of_invented_parts_drives_out_itself_alone() -> None:
+@pytest.mark.parametrize("nbytes", [PART_BYTES, 0], ids=["largest", "empty"])
+def test_a_flood_of_invented_parts_drives_out_itself_alone(nbytes: int) -> None:
     early = EarlyParts()
     for index in range(4):
         early.put(v(7), index, b"\0", BOB)
-    for number in range(3 * EARLY_BYTES // PART_BYTES):
-        early.put(v(2**40 + number), 0, bytes(PART_BYTES), ALICE)
-        assert sum(early._nbytes.values()) <= EARLY_BYTES
+    for number in range(3 * EARLY_BYTES // (nbytes + ENTRY_BYTES)):
+        early.put(v(2**40 + number), 0, bytes(nbytes), ALICE)
+        assert len(early._sent[ALICE]) * (nbytes + ENTRY_BYTES) <= EARLY_BYTES
     assert [index for index, _, _ in early.take(v(7))] == [0, 1, 2, 3]
-
-
-def test_empty_parts_are_bounded_too() -> None:
-    early = EarlyParts()
-    for number in range(20_000):
-        early.put(v(number), 0, b"", NodeId(f"node{number % 3}"))
-    assert sum(map(len, early._sent.values())) <= EARLY_BYTES // 1024
 
 
 def swarm_of(count: int, *, publics: int) -> tuple[dict[NodeId, PeerProfile], dict[NodeId, Member]]:
@@ -97,22 +90,21 @@ def swarm_of(count: int, *, publics: int) -> tuple[dict[NodeId, PeerProfile], di
 @pytest.mark.parametrize("planned", [False, True])
 def test_no_roster_is_larger_than_receivers_take(scheme: str | None, planned: bool) -> None:
     """One public with a fast uplink would be everybody's parent; whatever is left out is left out on both sides."""
-    profiles, members = swarm_of(600, publics=1 if scheme is None else 600)
+    publics = 1 if scheme is None else 600
+    profiles, members = swarm_of(600, publics=publics)
     planning = Planning(NodeId("learner"), planner_named(scheme))
     if planned:
         planning.begin(profiles, 1e6, 10**8, 10**6, now=0.0)
     rosters = planning.rosters(members)
+    assert planned or publics == 1 or {len(roster.members) for roster in rosters.values()} == {1}, (
+        "no links without one"
+    )
     for node, roster in rosters.items():
         assert decode(encode(roster), Roster, cap_bytes=CAPS[FrameType.ROSTER]) == roster
         assert members[node] in roster.members
         assert all(members[node] in rosters[NodeId(other.node)].members for other in roster.members)
         if planned and planning.plan is not None:
             decode(encode(planning.plan.routes_of(node)), Routing, cap_bytes=CAPS[FrameType.ROUTES])
-
-
-def test_a_large_swarm_without_a_plan_needs_no_links() -> None:
-    _, members = swarm_of(600, publics=600)
-    assert {len(roster.members) for roster in Planning(NodeId("learner")).rosters(members).values()} == {1}
 
 
 def test_routes_of_a_node_with_as_many_children_as_can_be_fit_into_their_frame() -> None:
@@ -241,19 +233,8 @@ class Hearer:
 
     def __init__(self, directory: Path, base: BaseModel | None = None, *, lan: bool = True) -> None:
         receiver_store(directory)
-        self.station = Station(
-            me=OTHER_KEY.node_id,
-            sessions=ServerSessions(OTHER_KEY, b""),
-            peer_at=_nobody,
-            learner=lambda: (KEY.node_id, []),
-            head=lambda: b"",
-            publics=lambda: [],
-            public_at=lambda node: [],
-            dialable=lambda address: is_dialable(address.host, lan=lan),
-            lan=lambda: lan,
-            upload=Pace(None),
-            download=Pace(None),
-            random=Random(1),
+        self.station = station_of(
+            OTHER_KEY, _nobody, dialable=lambda address: is_dialable(address.host, lan=lan), lan=lambda: lan
         )
         self.pool = ThreadPoolExecutor(2)
         self.said: list[str] = []
@@ -410,6 +391,7 @@ async def test_links_to_those_who_left_the_roster_end_but_not_the_learners(
 
 
 OPEN, PRIVATE, NEVER = "8.8.8.8", "192.168.1.1", "169.254.169.254"
+HALF_PINNED = Address(host="8.8.4.4", port=80, fingerprint=bytes(5))
 
 
 @pytest.mark.parametrize("lan", [False, True])
@@ -425,7 +407,7 @@ async def test_a_roster_aims_nobody_at_addresses_that_no_stranger_may_name(
         dialled.extend(address.host for ways in wanted.values() for address in ways())
 
     monkeypatch.setattr(found.links, "dial", dial)
-    several = tuple(Address(host=host, port=80) for host in (NEVER, PRIVATE, OPEN))
+    several = (*(Address(host=host, port=80) for host in (NEVER, PRIVATE, OPEN)), HALF_PINNED)
     alone = [Member(node=NodeId(f"f{address.host}"), addresses=(address,)) for address in several]
     hearer.list(LISTED, *alone, Member(node=NodeId("g"), addresses=several))
     found.publics()
@@ -509,14 +491,6 @@ async def test_all_nodes_of_a_laboratory_are_asked_and_who_is_not_linked_yet_is_
     assert calls == {"9.9.9.9": 1, "8.8.8.8": 40}
 
 
-async def test_a_member_with_half_a_fingerprint_ends_no_node(tmp_path: Path) -> None:
-    ways = (Address(host="8.8.8.8", port=7700, fingerprint=bytes(5)), Address(host="8.8.8.8", port=7701))
-    async with placed(tmp_path, linked_at={ALICE: "8.8.8.8"}) as (hearer, _):
-        hearer.list(Member(node=ALICE, addresses=ways))
-        assert hearer.receiver._neighbours._ways(ways) == [ways[1]]
-        assert len(hearer.receiver._neighbours.publics()) == 1
-
-
 async def test_a_learner_that_names_a_victim_as_itself_has_it_called_seldom_and_is_asked_where_it_is_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -585,16 +559,6 @@ async def test_a_table_that_a_slow_peer_keeps_to_itself_holds_up_no_newer_versio
         assert given_up.is_set()
 
 
-class Hears:
-    """A link to a child in the trees, as far as a part of a table needs one."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[int, int, int]] = []
-
-    def send(self, type_: int, version: VersionId, payload: bytes, *, kind: int = 0, index: int = 0) -> None:
-        self.sent.append((type_, kind, index))
-
-
 @pytest.mark.parametrize(
     ("sender", "kind", "goes_on"),
     [(ALICE, NoteKind.FRESH, True), (BOB, NoteKind.FRESH, False), (KEY.node_id, NoteKind.COPY, False)],
@@ -604,16 +568,22 @@ async def test_in_trees_a_part_of_a_table_goes_on_once_from_its_parent_to_its_ch
     hearer: Hearer, first: HeldVersion, sender: NodeId, kind: NoteKind, goes_on: bool
 ) -> None:
     version, span = first.head.version, parts_of(len(first.table_bytes))[0]
-    mine, other = Hears(), Hears()
-    hearer.receiver._transfers.links |= {BOB: mine, NodeId("other"): other}  # type: ignore[dict-item]
+    sent: dict[NodeId, list[tuple[int, int, int]]] = {BOB: [], NodeId("other"): []}
+
+    def link(to: NodeId) -> Any:
+        def send(type_: int, version: VersionId, payload: bytes, *, kind: int, index: int) -> None:
+            sent[to].append((type_, kind, index))
+
+        return SimpleNamespace(send=send)
+
+    hearer.receiver._transfers.links.update((node, link(node)) for node in sent)
     routes = Routing(parents=(ALICE, BOB), children=((BOB,), (NodeId("other"),)), chunks_per_s=0.0)
     hearer._say(Frame(FrameType.ROUTES, 0, version), encode(routes))
     hearer._say(Frame(FrameType.HEAD, 0, version), first.sealed_head)
     part = first.table_bytes[span.at]
     for _ in range(3):
         hearer.receiver.opening.on_frame(sender, Frame(FrameType.TABLE, len(part), version, int(kind), 0), part)
-    assert mine.sent == ([(FrameType.TABLE, NoteKind.FRESH, 0)] if goes_on else [])
-    assert other.sent == []
+    assert sent == {BOB: [(FrameType.TABLE, NoteKind.FRESH, 0)] if goes_on else [], NodeId("other"): []}
     hearer.receiver._transfers.links.clear()
 
 
@@ -627,21 +597,6 @@ async def with_base(tmp_path: Path, publisher: Publisher, *, wrong: slice) -> tu
     content[wrong] = bytes(byte ^ 1 for byte in content[wrong])
     base = BaseModel(save(tmp_path / "base", MIXED_LAYOUT, bytes(content)))
     return Hearer(tmp_path / "receiver", base), first
-
-
-async def test_a_first_version_that_the_base_model_has_is_not_waited_for(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path / "learner")
-    found, first = await with_base(tmp_path, publisher, wrong=slice(0, 0))
-    async with running(found) as hearer:
-        hearer.list(LISTED)
-        hearer.announce(first)
-        assert (await hearer.receiver.upkeep.installed(None)).head.version == v(0)
-        assert hearer.part_in(first) is None
-        assert hearer.receiver.upkeep.weights is not None
-        assert hearer.receiver.upkeep.weights.path.read_bytes() == publisher.history[v(0)]
-        second = publisher.publish(1)
-        hearer.announce(second)
-        await until(lambda: hearer.part_in(second))
 
 
 async def test_little_that_is_not_in_the_base_model_is_asked_for_and_why_in_vain_is_said_once(

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -26,12 +25,12 @@ from swarm.net.client import PeerClient, session_route
 from swarm.net.links import Station
 from swarm.net.pace import Pace
 from swarm.net.server import NodeServer
-from swarm.net.sessions import ServerSessions
 from swarm.net.signing import SigningKey
 from swarm.node.network import PeerPool
 from swarm.types import Address, NodeId
 from tests.builders import KEY, v
 from tests.unit.broadcast.store.test_base_model import save
+from tests.unit.net.test_links import station_of
 from tests.unit.wires import many_turns, until
 
 SIZE = 1 << 20
@@ -54,19 +53,14 @@ class World:
         self.learners = 0
 
     def station(self, key: SigningKey, peers: PeerPool, upload: Pace) -> Station:
-        return Station(
-            me=key.node_id,
-            sessions=ServerSessions(key, b""),
-            peer_at=peers.at,
+        return station_of(
+            key,
+            peers.at,
             learner=lambda: (KEY.node_id, self.learner_at),
             head=lambda: self.head,
             publics=lambda: [(node, at[0]) for node, at in self.publics.items() if node != key.node_id],
             public_at=lambda node: self.publics.get(node, []),
-            dialable=lambda address: True,
-            lan=lambda: True,
             upload=upload,
-            download=Pace(None),
-            random=Random(1),
         )
 
     async def learner(self, *, bytes_per_s: float | None = None, size: int = SIZE, again: bool = False) -> LearnerHost:

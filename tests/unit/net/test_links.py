@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,25 @@ from tests.unit.wires import PATIENCE_S, Place, frame_of, until
 THIRD_KEY = SigningKey.from_bytes(bytes(range(2, 34)))
 
 
+def station_of(key: SigningKey, peer_at: Callable[[NodeId, Address], PeerClient], **rest: Any) -> Station:
+    """The station of a node that knows nobody but KEY, its learner, and may call everybody."""
+    station = Station(
+        me=key.node_id,
+        sessions=ServerSessions(key, b""),
+        peer_at=peer_at,
+        learner=lambda: (KEY.node_id, []),
+        head=lambda: b"",
+        publics=lambda: [],
+        public_at=lambda node: [],
+        dialable=lambda address: True,
+        lan=lambda: True,
+        upload=Pace(None),
+        download=Pace(None),
+        random=Random(1),
+    )
+    return replace(station, **rest)
+
+
 class Host:
     """A node's server, sessions and links, and a Place at each link that it ever had."""
 
@@ -43,20 +63,7 @@ class Host:
         self._fingerprint = tls.fingerprint if tls else b""
         self.sessions = ServerSessions(key, self._fingerprint)
         self.peers = PeerPool(key)
-        self.station = Station(
-            me=key.node_id,
-            sessions=self.sessions,
-            peer_at=self.peers.at,
-            learner=lambda: (KEY.node_id, []),
-            head=lambda: b"",
-            publics=lambda: [],
-            public_at=lambda node: [],
-            dialable=lambda address: True,
-            lan=lambda: True,
-            upload=Pace(None),
-            download=Pace(None),
-            random=Random(1),
-        )
+        self.station = station_of(key, self.peers.at, sessions=self.sessions)
         self.links = Links(self.station, open_link=self._open_link, admits=lambda node: node in self.admitted)
 
     async def start(self, port: int = 0) -> None:
