@@ -12,10 +12,9 @@ import pytest
 
 from swarm.broadcast import coding, encoding
 from swarm.broadcast.coding import IN_HAND, in_order
-from swarm.broadcast.encoding import JOB_BYTES, Encode, Encoded, Encoders, Region, by_threads, jobs
+from swarm.broadcast.encoding import JOB_BYTES, Encoded, Encoders, Region, jobs
 from swarm.broadcast.version.manifest import ByteSpan
-from swarm.wire import digest
-from tests.builders import MIXED_LAYOUT, v
+from tests.builders import MIXED_LAYOUT
 from tests.publishers import Publisher
 
 
@@ -109,22 +108,3 @@ def test_a_fault_is_raised_when_all_that_was_begun_has_ended() -> None:
         with pytest.raises(OSError, match="no room"):
             list(in_order(lambda number: pool.submit(work, number), range(10)))
         assert sorted(ended) == [0, 1, 2, *range(4, 10)]
-
-
-def test_a_file_that_was_exchanged_is_mapped_anew(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path)
-    publisher.publish(0)
-    job = Encode(
-        fresh=str(publisher.published.weights.path),
-        base=None,
-        total_bytes=MIXED_LAYOUT.total_bytes,
-        regions=(Region(ByteSpan(start=0, nbytes=1000), "BF16", ()),),
-        spool=str(tmp_path / "spool"),
-        at=0,
-    )
-    (tmp_path / "spool").touch()
-    with ThreadPoolExecutor(1) as pool:
-        for number in range(1, 4):
-            publisher.publish(number)
-            (region,) = by_threads(pool)(job).result().regions
-            assert region.entry.decoded_digest == digest(publisher.history[v(number)][:1000])

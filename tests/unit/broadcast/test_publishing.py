@@ -20,15 +20,11 @@ from swarm.broadcast.version.manifest import (
     Layout,
     frozen_regions,
     needs_base,
-    open_head,
-    open_layout,
-    open_table,
     regions_of,
     tensor_spans,
     trained_spans,
 )
 from swarm.types import VersionId
-from swarm.wire import digest, encode
 from tests.builders import ADAPTED_LAYOUT, KEY, MIXED_LAYOUT, layout, v, weights_of
 from tests.publishers import CHUNK_BYTES, Holder, Publisher
 from tests.unit.broadcast.store.test_base_model import save
@@ -47,17 +43,6 @@ def newest_of(publisher: Publisher) -> HeldVersion:
 
 def sums_of(what: Layout, weights: bytes) -> tuple[int, ...]:
     return tuple(tensor_sum(weights[span.at]) for span in tensor_spans(what))
-
-
-def test_what_is_published_opens_with_the_learners_key_alone(publisher: Publisher) -> None:
-    for version in publisher.publish_up_to(1):
-        head = open_head(version.sealed_head, KEY.public_bytes)
-        assert head == version.head
-        found = open_layout(encode(MIXED_LAYOUT), head)
-        assert open_table(version.table_bytes, head, found) == version.table
-        assert version.table.chunk_bytes == CHUNK_BYTES
-        for span, expected in zip(version.chunks.spans, version.table.chunk_digests, strict=True):
-            assert digest(version.chunks.encoded(span)) == expected
 
 
 ODD_LAYOUT = layout(

@@ -18,13 +18,14 @@ from swarm.broadcast.mesh.seeder import Seeder
 from swarm.broadcast.notes import Complete, Courier, Have, Note, NoteKind, Want
 from swarm.broadcast.store.store import ChunkFile, HeldVersion
 from swarm.broadcast.transfers import EARLY_BITMAP_BYTES, MAX_EARLY, MAX_FAULTS, Link, Transfer, Transfers, read_note
-from swarm.broadcast.version.manifest import ChunkTable, Head, RegionEntry
+from swarm.broadcast.version.manifest import ChunkTable, RegionEntry
 from swarm.errors import ProtocolError
 from swarm.net.pace import Pace
 from swarm.net.stream import Frame, Outgoing, Stream
 from swarm.types import NodeId, VersionId
 from swarm.wire import digest, encode
-from tests.builders import KEY, SWARM_OF_KEY, v
+from tests.builders import v
+from tests.unit.broadcast.version.test_manifest import head_of
 from tests.unit.wires import Place, at, pair_of_sockets, until
 
 CHUNK_BYTES = 16_384
@@ -56,20 +57,10 @@ def held_at(path: Path, *, version: int = 0, whole: bool = False) -> HeldVersion
         chunk_digests=tuple(digest(chunk_of(i, version)) for i in range(COUNT)),
         tensor_sums=(0,),
     )
-    nowhere = digest(b"")
-    head = Head(
-        swarm=SWARM_OF_KEY,
-        learner_key=KEY.public_bytes,
-        version=v(version),
-        base=None,
-        layout_digest=nowhere,
-        layout_bytes=1,
-        table_digest=nowhere,
-        table_bytes=1,
-    )
     if whole:
         path.write_bytes(content)
-    return HeldVersion(head=head, sealed_head=b"", table=table, table_bytes=b"", chunks=ChunkFile(path, table))
+    chunks = ChunkFile(path, table)
+    return HeldVersion(head=head_of(version=v(version)), sealed_head=b"", table=table, table_bytes=b"", chunks=chunks)
 
 
 class Party:

@@ -16,8 +16,8 @@ import pytest
 from swarm.broadcast.receiver.ahead import WholeRegions
 from swarm.broadcast.store import place, weight_map
 from swarm.broadcast.store.changes import WHOLE, read_changes
-from swarm.broadcast.store.place import claim, place_of_map
-from swarm.broadcast.store.store import KEEP_VERSIONS, HeldVersion, VersionStore
+from swarm.broadcast.store.place import Wanted, claim, place_of_map
+from swarm.broadcast.store.store import HeldVersion, VersionStore
 from swarm.broadcast.store.weight_map import WeightMap, open_weights
 from swarm.broadcast.version.manifest import encoded_spans, regions_of
 from swarm.errors import ProtocolError, UserError
@@ -263,22 +263,6 @@ def test_a_region_of_the_copy_that_was_torn_is_left_to_others(machine: Machine) 
     assert again.lacking(newest.table) == [4]
 
 
-@pytest.mark.parametrize("regions", [0, 1, 5])
-def test_a_map_that_a_killed_process_left_is_used_again(publisher: Publisher, machine: Machine, regions: int) -> None:
-    machine.follow(0, 1)
-    held = hand_over(machine.store, publisher.publish(2))
-    # Killed in the middle of an apply: some regions are done, one is torn.
-    machine.map.begin_fill(held)
-    spans = encoded_spans(held.table)
-    for index in machine.map.lacking(held.table)[:regions]:
-        machine.map._apply_beside(held, index, spans[index])
-    torn = REGIONS[-2].start
-    with machine.map.path.open("r+b") as file:
-        os.pwrite(file.fileno(), publisher.history[v(2)][torn : torn + 1000] + b"torn", torn)
-    machine.killed()
-    assert machine.holds(2)
-
-
 def test_what_was_fetched_by_regions_survives_and_is_copied_before_older_encodings_go(
     publisher: Publisher, machine: Machine
 ) -> None:
@@ -330,14 +314,6 @@ def test_on_a_disk_that_is_nearly_full_the_encodings_go_sooner(
     assert machine.map.copy_is_due(machine.store.versions())
 
 
-def test_encodings_that_no_copy_needs_go(machine: Machine) -> None:
-    machine.follow(*range(2 * KEEP_VERSIONS))
-    assert len(machine.store.versions()) == 2 * KEEP_VERSIONS
-    machine.store._asked_at.clear()
-    machine.copy_out()
-    assert len(machine.store.versions()) == KEEP_VERSIONS
-
-
 def test_a_node_that_leaves_gives_a_copy_up_and_the_memory_back(machine: Machine) -> None:
     machine.follow(0)
     stop = threading.Event()
@@ -372,22 +348,30 @@ def roomy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return memory
 
 
-def test_weights_go_into_memory_where_there_is_room(roomy: Path, tmp_path: Path) -> None:
-    where, line = place_of_map(tmp_path / "state", 4 * 10**9, "auto", 0.5)
-    assert where is not None
-    assert (where.parent, where.stat().st_mode & 0o777, line) == (roomy, 0o700, "")
-    other, _ = place_of_map(tmp_path / "other", 4 * 10**9, "auto", 0.5)
-    assert other != where
+NO_ROOM = (
+    "the weights are kept on the disk, since 16.0 GB of memory are free, of which they may take 50%: each version "
+    "rewrites 12.0 GB, 17.3 TB a day if one comes each minute"
+)
 
 
-def test_a_machine_without_room_says_what_that_costs_its_disk(roomy: Path, tmp_path: Path) -> None:
-    where, line = place_of_map(tmp_path / "state", 12 * 10**9, "auto", 0.5)
-    assert where is None
-    assert line == (
-        "the weights are kept on the disk, since 16.0 GB of memory are free, of which they may take 50%: each version "
-        "rewrites 12.0 GB, 17.3 TB a day if one comes each minute"
-    )
-    assert list(roomy.iterdir()) == []
+@pytest.mark.parametrize(
+    ("gigabytes", "wanted", "line"),
+    [
+        (4, "auto", ""),
+        (12, "memory", ""),
+        (12, "auto", NO_ROOM),
+        (0, "disk", "the weights are kept on the disk, as asked for: each version rewrites 0.0 GB"),
+    ],
+)
+def test_weights_go_into_memory_where_there_is_room_unless_their_owner_decides(
+    roomy: Path, tmp_path: Path, gigabytes: int, wanted: Wanted, line: str
+) -> None:
+    where, said = place_of_map(tmp_path, gigabytes * 10**9, wanted, 0.5)
+    assert said == line
+    assert list(roomy.iterdir()) == ([] if line else [where])
+    assert where is None or where.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(UserError, match=r"--weights memory: they take 17\.0 GB, and since 16\.0 GB"):
+        place_of_map(tmp_path, 17 * 10**9, "memory", 0.5)
 
 
 def test_what_killed_nodes_left_in_memory_is_given_back_and_what_is_in_use_is_not(roomy: Path, tmp_path: Path) -> None:
@@ -412,16 +396,7 @@ def test_what_killed_nodes_left_in_memory_is_given_back_and_what_is_in_use_is_no
     os.close(lock)
 
 
-def test_its_owner_decides(roomy: Path, tmp_path: Path) -> None:
-    assert place_of_map(tmp_path, 10**6, "disk", 0.5)[1] == (
-        "the weights are kept on the disk, as asked for: each version rewrites 0.0 GB"
-    )
-    assert place_of_map(tmp_path, 12 * 10**9, "memory", 0.5)[0] is not None
-    with pytest.raises(UserError, match=r"--weights memory: they take 17\.0 GB, and since 16\.0 GB"):
-        place_of_map(tmp_path, 17 * 10**9, "memory", 0.5)
-
-
-def test_a_place_that_somebody_else_made_is_not_used(
+def test_a_place_that_somebody_else_made_and_one_that_is_not_there_are_not_used(
     roomy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = place_of_map(tmp_path, 10**6, "auto", 0.5)
@@ -429,14 +404,7 @@ def test_a_place_that_somebody_else_made_is_not_used(
     made.rmdir()
     made.symlink_to(tmp_path)
     where, line = place_of_map(tmp_path, 10**6, "auto", 0.5)
-    assert where is None
-    assert "is not this user's own" in line
-
-
-def test_a_system_without_such_memory_uses_the_disk(
-    roomy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert (where, "is not this user's own" in line) == (None, True)
     monkeypatch.setattr(place, "MEMORY", tmp_path / "nowhere")
     where, line = place_of_map(tmp_path, 10**6, "auto", 0.5)
-    assert where is None
-    assert line.startswith("the weights are kept on the disk, since this system gives no memory at")
+    assert (where, "this system gives no memory at" in line) == (None, True)
