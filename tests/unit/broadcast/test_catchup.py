@@ -40,10 +40,11 @@ Alter = Callable[[web.Request, web.StreamResponse], Awaitable[web.StreamResponse
 
 
 class Net:
-    """Servers on loopback, each with a client that counts what is asked of it."""
+    """A learner's disk, and servers on loopback, each with a client that counts what is asked of it."""
 
-    def __init__(self, stack: AsyncExitStack) -> None:
+    def __init__(self, stack: AsyncExitStack, publisher: Publisher) -> None:
         self._stack = stack
+        self.publisher = publisher
         self.pool = stack.enter_context(ThreadPoolExecutor(2))
         self.refused: Counter[str] = Counter()
 
@@ -76,9 +77,10 @@ class Net:
         await self._stack.enter_async_context(client)
         return CountingPeer(client, asked)
 
-    async def node(self, publisher: Publisher, **rest: Any) -> str:
+    async def node(self, **rest: Any) -> str:
         """Serve as a node does, to clients that may hang up, and return the URL."""
-        return await self.serving(self.version_server(publisher.published.store, publisher.published.weights, **rest))
+        published = self.publisher.published
+        return await self.serving(self.version_server(published.store, published.weights, **rest))
 
     async def serving(self, server: VersionServer) -> str:
         node = NodeServer(server.routes(), dict)
@@ -91,8 +93,15 @@ class Net:
         connector, headers = aiohttp.TCPConnector(limit=0), {PROTOCOL_HEADER: str(PROTOCOL)}
         return await self._stack.enter_async_context(aiohttp.ClientSession(headers=headers, connector=connector))
 
-    async def learner(self, publisher: Publisher, *, alter: Alter | None = None) -> CountingPeer:
-        return await self.serve(publisher.published.store, publisher.published.weights, alter=alter)
+    async def learner(self, *, alter: Alter | None = None) -> CountingPeer:
+        return await self.serve(self.publisher.published.store, self.publisher.published.weights, alter=alter)
+
+    async def up_to_date(self, directory: Path) -> CountingPeer:
+        """Another receiver that holds the newest version."""
+        newest, other = self.publisher.published.newest, Holder(directory, self.publisher)
+        assert newest is not None
+        other.fill(newest)
+        return await self.serve(other.store, other.map)
 
 
 class CountingPeer:
@@ -113,21 +122,16 @@ class CountingPeer:
 
 
 @pytest.fixture
-async def net() -> AsyncIterator[Net]:
+async def net(tmp_path: Path) -> AsyncIterator[Net]:
     async with AsyncExitStack() as stack:
-        yield Net(stack)
-
-
-@pytest.fixture
-def publisher(tmp_path: Path) -> Publisher:
-    return Publisher(tmp_path / "learner")
+        yield Net(stack, Publisher(tmp_path / "learner"))
 
 
 class Receiver(Holder):
     """A receiver's disk, and what a catch-up makes of it."""
 
-    def __init__(self, directory: Path, publisher: Publisher, net: Net) -> None:
-        super().__init__(directory, publisher)
+    def __init__(self, directory: Path, net: Net) -> None:
+        super().__init__(directory, net.publisher)
         self._pool = net.pool
 
     async def catch_up(
@@ -140,8 +144,8 @@ class Receiver(Holder):
 
 
 @pytest.fixture
-def receiver(tmp_path: Path, publisher: Publisher, net: Net) -> Receiver:
-    return Receiver(tmp_path / "receiver", publisher, net)
+def receiver(tmp_path: Path, net: Net) -> Receiver:
+    return Receiver(tmp_path / "receiver", net)
 
 
 def of(part: str, do: Callable[[web.Response], Awaitable[web.StreamResponse]]) -> Alter:
@@ -159,13 +163,13 @@ def of(part: str, do: Callable[[web.Response], Awaitable[web.StreamResponse]]) -
     ids=["stored deltas, in sequence", "a full version, for a new node", "regions, further behind than anybody keeps"],
 )
 async def test_a_node_that_is_behind_takes_the_way_of_fewer_bytes(
-    publisher: Publisher, net: Net, receiver: Receiver, newest: int, is_new: bool, by_chunks: bool
+    net: Net, receiver: Receiver, newest: int, is_new: bool, by_chunks: bool
 ) -> None:
-    done = publisher.publish_up_to(newest)
+    done = net.publisher.publish_up_to(newest)
     wanted = done if is_new else done[1:]
     if not is_new:
         receiver.take(done[0])
-    learner = await net.learner(publisher)
+    learner = await net.learner()
     await receiver.catch_up(done[newest], learner)
     assert receiver.holds(newest)
     assert learner.count("/chunks/") == (sum(len(version.chunks.spans) for version in wanted) if by_chunks else 0)
@@ -174,33 +178,21 @@ async def test_a_node_that_is_behind_takes_the_way_of_fewer_bytes(
     assert not by_chunks or [held.chunks.complete for held in receiver.store.versions()] == [True] * len(done)
 
 
-async def test_deltas_that_are_more_bytes_than_the_whole_are_not_fetched(tmp_path: Path, net: Net) -> None:
-    publisher = Publisher(tmp_path / "learner", changed_words=400_000)
-    publisher.max_ulps = 400
-    done = publisher.publish_up_to(3)
+async def test_deltas_that_are_more_bytes_than_the_whole_are_not_fetched(net: Net, receiver: Receiver) -> None:
+    net.publisher.changed_words, net.publisher.max_ulps = 400_000, 400
+    done = net.publisher.publish_up_to(3)
     assert any(entry.codec in DELTAS for entry in done[3].table.regions)
-    receiver = Receiver(tmp_path / "receiver", publisher, net)
     receiver.take(done[0])
-    learner = await net.learner(publisher)
+    learner = await net.learner()
     await receiver.catch_up(done[3], learner)
     assert learner.count("/chunks/") == 0
     assert receiver.holds(3)
 
 
-async def up_to_date(publisher: Publisher, net: Net, directory: Path) -> CountingPeer:
-    """Another receiver that holds the newest version."""
-    newest, other = publisher.published.newest, Holder(directory, publisher)
-    assert newest is not None
-    other.fill(newest)
-    return await net.serve(other.store, other.map)
-
-
-async def test_several_peers_share_the_work_and_the_learner_has_none(
-    publisher: Publisher, net: Net, receiver: Receiver, tmp_path: Path
-) -> None:
-    newest = publisher.publish_up_to(5)[5]
-    peers = [await up_to_date(publisher, net, tmp_path / f"peer{i}") for i in range(3)]
-    learner = await net.learner(publisher)
+async def test_several_peers_share_all_of_the_work(net: Net, receiver: Receiver, tmp_path: Path) -> None:
+    newest = net.publisher.publish_up_to(5)[5]
+    peers = [await net.up_to_date(tmp_path / f"peer{i}") for i in range(3)]
+    learner = await net.learner()
     await receiver.catch_up(newest, *peers, learner=learner)
     assert receiver.holds(5)
     assert [peer.count("/regions/") > 0 for peer in peers] == [True] * 3
@@ -210,48 +202,46 @@ async def test_several_peers_share_the_work_and_the_learner_has_none(
 @pytest.mark.parametrize("lie", [flipped, lambda body: body[:-9], lambda body: b"", lambda body: body + b"more" * 30])
 @pytest.mark.parametrize(("behind", "part"), [("a little", "/chunks/"), ("far", "/regions/")])
 async def test_a_peer_that_lies_is_left(
-    publisher: Publisher, net: Net, receiver: Receiver, lie: Callable[[bytes], bytes], behind: str, part: str
+    net: Net, receiver: Receiver, lie: Callable[[bytes], bytes], behind: str, part: str
 ) -> None:
     async def lying(answer: web.Response) -> web.StreamResponse:
         assert isinstance(answer.body, bytes)
         return web.Response(body=lie(answer.body))
 
-    done = publisher.publish_up_to(3)
+    done = net.publisher.publish_up_to(3)
     if behind == "a little":
         receiver.take(done[0])
-    liar, honest = await net.learner(publisher, alter=of(part, lying)), await net.learner(publisher)
+    liar, honest = await net.learner(alter=of(part, lying)), await net.learner()
     await receiver.catch_up(done[3], liar, honest)
     assert receiver.holds(3)
     assert 0 < liar.count(part) <= REQUESTS_A_PEER
 
 
-async def test_what_came_before_everybody_failed_is_kept(publisher: Publisher, net: Net, receiver: Receiver) -> None:
-    newest = publisher.publish_up_to(5)[5]
+async def test_what_came_before_everybody_failed_is_kept(net: Net, receiver: Receiver) -> None:
+    newest = net.publisher.publish_up_to(5)[5]
 
     async def half(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
         index = request.path.rpartition("/")[2]
         return web.Response(status=410) if index.isdigit() and int(index) % 2 else answer
 
     with pytest.raises(PeerUnreachable):
-        await receiver.catch_up(newest, await net.learner(publisher, alter=half))
+        await receiver.catch_up(newest, await net.learner(alter=half))
     lacking = receiver.map.lacking(newest.table)
     assert 0 < len(lacking) < len(newest.table.regions)
     receiver.map.close()
     receiver.map = open_weights(receiver.store)
-    learner = await net.learner(publisher)
+    learner = await net.learner()
     await receiver.catch_up(newest, learner)
     assert learner.count("/regions/") == len(lacking)
     assert receiver.holds(5)
 
 
-async def test_peers_that_are_gone_or_behind_are_no_obstacle(
-    publisher: Publisher, net: Net, receiver: Receiver, tmp_path: Path
-) -> None:
-    publisher.publish(0)
-    behind = await up_to_date(publisher, net, tmp_path / "behind")
-    newest = [publisher.publish(number) for number in range(1, 6)][-1]
+async def test_peers_that_are_gone_or_behind_are_no_obstacle(net: Net, receiver: Receiver, tmp_path: Path) -> None:
+    net.publisher.publish(0)
+    behind = await net.up_to_date(tmp_path / "behind")
+    newest = [net.publisher.publish(number) for number in range(1, 6)][-1]
     async with PeerClient(Address(host="127.0.0.1", port=1)) as dead:
-        await receiver.catch_up(newest, dead, behind, learner=await net.learner(publisher))
+        await receiver.catch_up(newest, dead, behind, learner=await net.learner())
     assert receiver.holds(5)
     assert 0 < behind.count("/regions/") < GONE_IN_A_ROW + REQUESTS_A_PEER
 
@@ -261,12 +251,10 @@ async def stall(answer: web.Response) -> web.StreamResponse:
     return answer
 
 
-async def test_a_stalled_peer_does_not_hold_up_the_end(
-    publisher: Publisher, net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stalled_peer_holds_nothing_up(net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "LATE_S", 0.2)
-    newest = publisher.publish_up_to(5)[5]
-    stalled, good = await net.learner(publisher, alter=of("/regions/", stall)), await net.learner(publisher)
+    newest = net.publisher.publish_up_to(5)[5]
+    stalled, good = await net.learner(alter=of("/regions/", stall)), await net.learner()
     async with asyncio.timeout(PATIENCE_S):
         await receiver.catch_up(newest, stalled, good)
     assert receiver.holds(5)
@@ -274,14 +262,14 @@ async def test_a_stalled_peer_does_not_hold_up_the_end(
 
 @pytest.mark.parametrize("patient", [True, False])
 async def test_the_learner_gives_what_silent_peers_keep_to_themselves(
-    publisher: Publisher, net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, patient: bool
+    net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, patient: bool
 ) -> None:
     """Each of their requests would end after a minute, and a patient node would not burden the learner by then."""
     monkeypatch.setattr(fetching, "LATE_S", 0.1)
     monkeypatch.setattr(neighbours, "SILENT_S", 0.1)
-    done = publisher.publish_up_to(3)
+    done = net.publisher.publish_up_to(3)
     receiver.take(done[0])
-    silent, learner = await net.learner(publisher, alter=of("", stall)), await net.learner(publisher)
+    silent, learner = await net.learner(alter=of("", stall)), await net.learner()
     async with asyncio.timeout(PATIENCE_S):
         await receiver.catch_up(done[3], silent, learner=learner, patient=patient)
     assert receiver.holds(3)
@@ -289,12 +277,10 @@ async def test_the_learner_gives_what_silent_peers_keep_to_themselves(
     assert silent.count("/chunks/") <= REQUESTS_A_PEER
 
 
-async def test_a_patient_node_leaves_the_learner_alone_while_its_peers_answer(
-    publisher: Publisher, net: Net, receiver: Receiver
-) -> None:
-    done = publisher.publish_up_to(1)
+async def test_a_patient_node_leaves_the_learner_alone_while_its_peers_answer(net: Net, receiver: Receiver) -> None:
+    done = net.publisher.publish_up_to(1)
     receiver.take(done[0])
-    behind, learner = await net.serve(receiver.store, receiver.map), await net.learner(publisher)
+    behind, learner = await net.serve(receiver.store, receiver.map), await net.learner()
     with pytest.raises(PeerUnreachable):
         await receiver.catch_up(done[1], behind, learner=learner, patient=True)
     assert learner.asked == []
@@ -302,37 +288,31 @@ async def test_a_patient_node_leaves_the_learner_alone_while_its_peers_answer(
     assert receiver.holds(1)
 
 
-async def test_no_peer_says_how_long_a_node_waits(
-    publisher: Publisher, net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_peer_says_how_long_one_waits(net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = [300]
 
     async def hesitate(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
         return web.Response(status=503, headers={"Retry-After": str(pauses.pop())}) if pauses else answer
 
     monkeypatch.setattr(fetching, "MAX_BUSY_S", 0.0)
-    newest = publisher.publish(0)
+    newest = net.publisher.publish(0)
     async with asyncio.timeout(PATIENCE_S):
-        await receiver.catch_up(newest, await net.learner(publisher, alter=hesitate))
+        await receiver.catch_up(newest, await net.learner(alter=hesitate))
     assert receiver.holds(0)
 
 
-async def test_a_busy_peer_is_asked_again(
-    publisher: Publisher, net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_busy_peer_is_asked_again(net: Net, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "ENCODINGS_WAITING", 1)
-    newest = publisher.publish_up_to(5)[5]
-    learner = await net.learner(publisher)
+    newest = net.publisher.publish_up_to(5)[5]
+    learner = await net.learner()
     monkeypatch.setattr(fetching, "BUSY_IN_A_ROW", 1000)
     monkeypatch.setattr(fetching, "REQUESTS_A_PEER", 2)
     await receiver.catch_up(newest, learner)
     assert receiver.holds(5)
 
 
-async def test_a_damaged_region_is_fetched_and_the_rest_is_applied(
-    publisher: Publisher, net: Net, receiver: Receiver
-) -> None:
-    done = publisher.publish_up_to(1)
+async def test_a_damaged_region_is_fetched_and_the_rest_is_applied(net: Net, receiver: Receiver) -> None:
+    done = net.publisher.publish_up_to(1)
     receiver.take(done[0])
     with receiver.map.path.open("r+b") as file:
         file.seek(100)
@@ -341,17 +321,15 @@ async def test_a_damaged_region_is_fetched_and_the_rest_is_applied(
     receiver.map.close()
     receiver.map = open_weights(receiver.store)
     assert receiver.map.version is None
-    learner = await net.learner(publisher)
+    learner = await net.learner()
     await receiver.catch_up(done[1], learner)
     assert receiver.holds(1)
     assert learner.count("/chunks/") > 0
     assert learner.count("/regions/") == 1
 
 
-async def test_a_node_serves_no_version_that_it_does_not_hold(
-    publisher: Publisher, net: Net, receiver: Receiver
-) -> None:
-    done = publisher.publish_up_to(1)
+async def test_a_node_serves_no_version_that_it_does_not_hold(net: Net, receiver: Receiver) -> None:
+    done = net.publisher.publish_up_to(1)
     receiver.store.begin(done[1])
     peer = await net.serve(receiver.store, receiver.map)
     head = await peer.get("/v1/versions/0.1/head", cap_bytes=1024, timeout_s=5)
@@ -361,14 +339,14 @@ async def test_a_node_serves_no_version_that_it_does_not_hold(
             await peer.get(f"/v1/versions/{path}", cap_bytes=1 << 20, timeout_s=5)
 
 
-async def test_every_request_waits_for_the_cap(publisher: Publisher, net: Net, receiver: Receiver) -> None:
+async def test_every_request_waits_for_the_cap(net: Net, receiver: Receiver) -> None:
     asked: list[int] = []
 
     async def meter(nbytes: int) -> None:
         asked.append(nbytes)
 
-    newest = publisher.publish(0)
-    learner = await net.learner(publisher)
+    newest = net.publisher.publish(0)
+    learner = await net.learner()
     await CatchUp(store=receiver.store, weights=receiver.map, sources=[learner], pool=net.pool, meter=meter).run(newest)
     assert len(asked) == learner.count("/chunks/") + learner.count("/regions/") > 0
     assert sum(asked) == newest.table.encoded_bytes
@@ -421,11 +399,9 @@ async def test_requests_that_hang_up_leave_no_place_taken() -> None:
         assert [await places.enter(NEWCOMER) for _ in range(ENCODINGS_AT_A_TIME)] == [True] * ENCODINGS_AT_A_TIME
 
 
-async def test_what_was_asked_for_by_clients_that_hung_up_is_not_encoded(
-    publisher: Publisher, net: Net, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publisher.publish(0)
-    weights, go_on, begun = publisher.published.weights, threading.Event(), list[int]()
+async def test_what_clients_that_hung_up_asked_for_is_not_encoded(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    net.publisher.publish(0)
+    weights, go_on, begun = net.publisher.published.weights, threading.Event(), list[int]()
     encode_full = weights.encode_full
 
     def slowly(index: int, wanted: bytes) -> object:
@@ -434,7 +410,7 @@ async def test_what_was_asked_for_by_clients_that_hung_up_is_not_encoded(
         return encode_full(index, wanted)
 
     monkeypatch.setattr(weights, "encode_full", slowly)
-    server = net.version_server(publisher.published.store, weights)
+    server = net.version_server(net.publisher.published.store, weights)
     path = f"{await net.serving(server)}/versions/{v(0)}/regions/0"
     session = await net.session()
     calls = [asyncio.ensure_future(session.get(path)) for _ in range(48)]
@@ -448,11 +424,11 @@ async def test_what_was_asked_for_by_clients_that_hung_up_is_not_encoded(
     assert len(begun) == ENCODINGS_AT_A_TIME + 1
 
 
-async def test_a_body_is_booked_as_it_is_sent(publisher: Publisher, net: Net) -> None:
-    publisher.publish(0)
+async def test_a_body_is_booked_as_it_is_sent(net: Net) -> None:
+    net.publisher.publish(0)
     upload = Pace(1.0)
-    path = f"{await net.node(publisher, upload=upload)}/objects/{publisher.published.store.layout_digest.hex()}"
-    publisher.published.store.layout_bytes = bytes(10 * Pace.PIECE_BYTES)
+    path = f"{await net.node(upload=upload)}/objects/{net.publisher.published.store.layout_digest.hex()}"
+    net.publisher.published.store.layout_bytes = bytes(10 * Pace.PIECE_BYTES)
     session = await net.session()
     calls = [asyncio.ensure_future(session.get(path)) for _ in range(4)]
     await until(lambda: upload.total_bytes and upload._turns)
@@ -462,35 +438,31 @@ async def test_a_body_is_booked_as_it_is_sent(publisher: Publisher, net: Net) ->
     assert upload.total_bytes <= 2 * Pace.PIECE_BYTES
 
 
-async def test_chunks_of_older_versions_weigh_more(
-    publisher: Publisher, net: Net, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publisher.publish_up_to(1)
+async def test_chunks_of_older_versions_weigh_more(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    net.publisher.publish_up_to(1)
     weights: list[int] = []
 
     async def flow(self: Pace, nbytes: int, name: str, *, weight: int) -> None:
         weights.append(weight)
 
     monkeypatch.setattr(Pace, "flow", flow)
-    url, session = await net.node(publisher), await net.session()
+    url, session = await net.node(), await net.session()
     for path in ("0.0/chunks/0", "0.1/chunks/0", "0.1/regions/0"):
         assert (await session.get(f"{url}/versions/{path}")).status == 200
     assert weights == [OLDER_WEIGHT, 1, 1]
 
 
 @pytest.mark.parametrize(("linked", "kept"), [({"127.0.0.1"}, 1), (set(), 0)], ids=["linked", "stranger"])
-async def test_only_nodes_with_a_link_keep_versions_by_asking(
-    publisher: Publisher, net: Net, linked: set[str], kept: int
-) -> None:
-    publisher.publish(0)
-    url, session = await net.node(publisher, linked=linked), await net.session()
+async def test_only_nodes_with_a_link_keep_versions_by_asking(net: Net, linked: set[str], kept: int) -> None:
+    net.publisher.publish(0)
+    url, session = await net.node(linked=linked), await net.session()
     assert (await session.get(f"{url}/versions/{v(0)}/head")).status == 200
     for number in range(1, KEEP_VERSIONS + 3):
-        publisher.publish(number)
-    assert len(publisher.published.store.versions()) == KEEP_VERSIONS + kept
+        net.publisher.publish(number)
+    assert len(net.publisher.published.store.versions()) == KEEP_VERSIONS + kept
 
 
-async def test_a_question_for_the_head_alone_encodes_nothing(publisher: Publisher, net: Net) -> None:
-    publisher.publish(0)
-    url, session = await net.node(publisher), await net.session()
+async def test_a_question_for_the_head_alone_encodes_nothing(net: Net) -> None:
+    net.publisher.publish(0)
+    url, session = await net.node(), await net.session()
     assert (await session.head(f"{url}/versions/{v(0)}/regions/0")).status == 405

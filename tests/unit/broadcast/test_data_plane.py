@@ -456,9 +456,7 @@ async def download(found: neighbours.Neighbours) -> bool:
         return await Download(pieces, pool).run(found.publics(), [], patient=True)
 
 
-async def test_a_roster_of_one_victims_ports_has_it_called_by_nobody_and_an_honest_public_is_asked(
-    tmp_path: Path,
-) -> None:
+async def test_a_roster_of_one_victims_ports_has_it_never_called_and_an_honest_public_is_asked(tmp_path: Path) -> None:
     """All members but one name the victim. One of them is linked, from where it really is."""
     honest, liar = NodeId("honest"), NodeId("f7")
     members = [Member(node=NodeId(f"f{n}"), addresses=(Address(host=VICTIM, port=1 + n),)) for n in range(255)]

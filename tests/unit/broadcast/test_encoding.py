@@ -48,9 +48,7 @@ async def test_children_encode_what_threads_do(tmp_path: Path, monkeypatch: pyte
             await encoders.stop()
 
 
-def test_a_place_in_the_spool_is_used_again_once_its_job_was_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_in_the_spool_is_reused_once_its_job_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Publisher(tmp_path / "in large jobs").publish(0).table_bytes
     for module in (encoding, coding):
         monkeypatch.setattr(module, "IN_HAND", 3)

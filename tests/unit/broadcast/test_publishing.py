@@ -80,21 +80,6 @@ def test_a_version_without_changes_is_next_to_nothing(publisher: Publisher) -> N
     assert publisher.published.weights.path.read_bytes() == publisher.history[v(0)]
 
 
-def test_a_restarted_learner_finds_its_newest_version_and_goes_on(publisher: Publisher, tmp_path: Path) -> None:
-    done = publisher.publish_up_to(2)
-    publisher.restart()
-    newest = newest_of(publisher)
-    assert (newest.head, newest.sealed_head) == (done[2].head, done[2].sealed_head)
-    assert newest.chunks.complete
-    assert publisher.published.weights.version == v(2)
-    after = publisher.publish(3)
-    assert after.head.base == v(2)
-    receiver = Holder(tmp_path / "receiver", publisher)
-    for version in (*done, after):
-        receiver.take(version)
-    assert receiver.holds(3)
-
-
 @pytest.mark.parametrize("stage", ["before the renames", "between them", "before the record"])
 def test_a_learner_that_died_while_its_files_changed_places_goes_on(publisher: Publisher, stage: str) -> None:
     publisher.publish(0)
@@ -219,9 +204,7 @@ def test_an_adapter_in_full_is_as_small_and_follows_any_version(tuner: Publisher
     assert len(empty.missing_base(newest)) == sum(frozen_regions(ADAPTED_LAYOUT))
 
 
-def test_a_map_in_memory_makes_the_base_again_from_the_first_version_after_a_power_cut(
-    tuner: Publisher, tmp_path: Path
-) -> None:
+def test_after_a_power_cut_the_base_is_made_again_from_the_first_version(tuner: Publisher, tmp_path: Path) -> None:
     receiver = Holder(tmp_path / "receiver", tuner, memory=tmp_path / "memory")
     for number, full in ((0, False), (1, False), (2, True), (3, False)):
         receiver.take(tuner.publish(number, full=full))

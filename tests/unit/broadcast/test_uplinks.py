@@ -124,9 +124,7 @@ def test_more_filler_than_was_asked_for_is_refused_and_a_node_that_left_is_forgo
 
 
 @pytest.mark.parametrize("honest", [1, 40, 200])
-def test_a_node_that_shows_nothing_has_no_more_than_a_median_nodes_share_of_a_forest_and_of_a_table(
-    honest: int,
-) -> None:
+def test_a_node_that_shows_nothing_has_no_more_than_a_median_nodes_share_of_a_forest_and_a_table(honest: int) -> None:
     rates = {NodeId(f"{i:032x}"): 1e6 * (1 + i % 9) for i in range(honest)}
     believed = probed(rates).of([LIAR, *rates])
     profiles = [PeerProfile(node=node, public=True, uplink_bytes_per_s=rate) for node, rate in believed.items()]

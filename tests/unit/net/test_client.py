@@ -141,9 +141,7 @@ def large_status() -> dict[str, Any]:
     }
 
 
-async def test_a_status_is_made_once_a_second_for_all_who_ask_and_its_lists_are_cut(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_status_is_made_once_a_second_for_all_and_its_lists_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, made = SimpleNamespace(now=100.0), list[float]()
     monkeypatch.setattr("swarm.net.server.time", SimpleNamespace(monotonic=lambda: clock.now))
 
@@ -395,9 +393,7 @@ async def test_a_node_that_names_its_protocol_gets_no_page_and_status_answers_wh
             assert answer == (200, '{"role": "test", "refused": {}}')
 
 
-async def test_a_server_that_opens_no_session_holds_nobody_beyond_the_time_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_server_that_opens_no_session_holds_nobody_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Callers wait for one another while a session is opened; each has its own limit all the same."""
     monkeypatch.setattr("swarm.net.client.SESSION_S", 1e6)
 

@@ -242,6 +242,20 @@ async def test_a_new_link_takes_the_place_of_the_old_one() -> None:
             assert len(two.links) == 1
 
 
+async def test_a_link_comes_back_after_the_other_nodes_restart() -> None:
+    async with linked() as (one, two):
+        port = two.address.port
+        await two.stop()
+        await until(lambda: not one.live())
+        again = Host(OTHER_KEY)
+        await again.start(port)
+        try:
+            await until(lambda: again.live() and one.live())
+            assert len(one.places) == 2
+        finally:
+            await again.stop()
+
+
 async def test_who_is_wanted_no_more_is_not_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 0.0)
     async with linked() as (one, two):

@@ -153,9 +153,7 @@ CAPS: dict[type[Message], int] = {
 
 @pytest.mark.parametrize(("unit", "counts"), UNITS.values(), ids=UNITS)
 @pytest.mark.parametrize("kind", CAPS)
-def test_no_body_within_its_cap_takes_more_than_four_times_as_much_memory(
-    kind: type[Message], unit: bytes, counts: int
-) -> None:
+def test_no_body_within_its_cap_takes_over_four_times_the_memory(kind: type[Message], unit: bytes, counts: int) -> None:
     """Leases, and questions that name what is held, are of many small objects: 80 bytes for each that they may have."""
     cap_bytes = CAPS[kind]
     most = max(4 * cap_bytes, cap_bytes + 80 * kind.max_objects)

@@ -44,9 +44,7 @@ def publisher(tmp_path: Path) -> Publisher:
 
 
 @pytest.mark.parametrize("files", [1, 3])
-def test_the_base_model_is_the_first_version_as_far_as_digests_match(
-    publisher: Publisher, tmp_path: Path, files: int
-) -> None:
+def test_the_base_is_the_first_version_where_digests_match(publisher: Publisher, tmp_path: Path, files: int) -> None:
     content = bytearray(publisher.history[v(0)])
     version = publisher.published.store.versions()[0]
     whole = open_weights(receiver_store(tmp_path / "whole"))

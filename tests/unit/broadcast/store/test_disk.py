@@ -13,9 +13,7 @@ NBYTES = 3 * 1024 * 1024 + 5
 
 
 @pytest.mark.parametrize("system", ["linux", "macos"])
-def test_a_file_has_its_size_and_blocks_behind_all_of_it(
-    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_has_its_size_and_blocks_behind_it(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if system == "macos":
         monkeypatch.delattr(os, "posix_fallocate")
     path = tmp_path / "weights.bin"

@@ -75,16 +75,9 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-@pytest.fixture
-def publisher(machine: Machine) -> Publisher:
-    return machine.publisher
-
-
-def test_what_was_decoded_ahead_is_what_is_applied(
-    publisher: Publisher, machine: Machine, pool: ThreadPoolExecutor
-) -> None:
+def test_what_was_decoded_ahead_is_what_is_applied(machine: Machine, pool: ThreadPoolExecutor) -> None:
     machine.follow(0)
-    version = publisher.publish(1)
+    version = machine.publisher.publish(1)
     held = machine.store.begin(version)
     regions = WholeRegions(held)
     assert regions.whole == []
@@ -99,17 +92,15 @@ def test_what_was_decoded_ahead_is_what_is_applied(
         assert machine.map.decode_ahead(held, regions.whole, pool)
         regions.whole.clear()
     assert sorted(seen) == list(range(len(REGIONS)))
-    assert machine.content() == publisher.history[v(0)], "the map changes only when all of a version is here"
+    assert machine.content() == machine.publisher.history[v(0)], "the map changes only when all of a version is here"
     # What was decoded is used: the encodings are not looked at again.
     machine.map._decode_sparse = None  # type: ignore[assignment, method-assign]
     machine.map.apply(held)
-    assert machine.content() == publisher.history[v(1)]
+    assert machine.content() == machine.publisher.history[v(1)]
 
 
-def test_nothing_is_decoded_ahead_without_the_base(
-    publisher: Publisher, machine: Machine, pool: ThreadPoolExecutor
-) -> None:
-    first, second, third = publisher.publish_up_to(2)
+def test_nothing_is_decoded_ahead_without_the_base(machine: Machine, pool: ThreadPoolExecutor) -> None:
+    first, second, third = machine.publisher.publish_up_to(2)
     machine.take(first)
     held = hand_over(machine.store, third)
     assert not machine.map.decode_ahead(held, range(len(REGIONS)), pool)
@@ -119,11 +110,9 @@ def test_nothing_is_decoded_ahead_without_the_base(
     assert machine.holds(2)
 
 
-def test_a_region_that_does_not_decode_to_what_was_signed_changes_nothing(
-    publisher: Publisher, machine: Machine, pool: ThreadPoolExecutor
-) -> None:
+def test_a_region_that_does_not_decode_as_signed_changes_nothing(machine: Machine, pool: ThreadPoolExecutor) -> None:
     machine.follow(0)
-    held = hand_over(machine.store, publisher.publish(1))
+    held = hand_over(machine.store, machine.publisher.publish(1))
     at = next(i for i, entry in enumerate(held.table.regions) if entry.codec == "sparse")
     span = encoded_spans(held.table)[at]
     with held.chunks.path.open("r+b") as file:
@@ -148,9 +137,9 @@ def tells(machine: Machine, since: int) -> bool:
     return machine.map.changes_since(v(since)) is not None
 
 
-def patched(publisher: Publisher, since: int, until: int, places: dict[int, np.ndarray | None]) -> bytes:
+def patched(machine: Machine, since: int, until: int, places: dict[int, np.ndarray | None]) -> bytes:
     """The weights of version `since` with the named words of version `until`."""
-    old, new = (np.frombuffer(publisher.history[v(n)], dtype="<u2").copy() for n in (since, until))
+    old, new = (np.frombuffer(machine.publisher.history[v(n)], dtype="<u2").copy() for n in (since, until))
     for index, at in places.items():
         words = slice(REGIONS[index].start // 2, (REGIONS[index].start + REGIONS[index].nbytes) // 2)
         if at is None:
@@ -161,45 +150,41 @@ def patched(publisher: Publisher, since: int, until: int, places: dict[int, np.n
     return old.tobytes()
 
 
-def test_the_words_that_changed_are_told_from_any_version_that_is_remembered(
-    publisher: Publisher, machine: Machine
-) -> None:
+def test_the_words_that_changed_are_told_from_any_version_that_is_remembered(machine: Machine) -> None:
     machine.follow(*range(4))
     for since in (1, 2):
         places = changed(machine, since)
-        assert patched(publisher, since, 3, places) == publisher.history[v(3)]
+        assert patched(machine, since, 3, places) == machine.publisher.history[v(3)]
         assert sum(WHOLE if at is None else len(at) for at in places.values()) < 20_000
     # An engine at version 2 has taken what was before.
     assert not tells(machine, 1)
     assert not tells(machine, 9)
 
 
-def test_a_dense_delta_and_a_full_version_are_told_as_whole_regions(publisher: Publisher, machine: Machine) -> None:
+def test_a_dense_delta_and_a_full_version_are_told_as_whole_regions(machine: Machine) -> None:
     machine.follow(0)
-    publisher.changed_words = 1_000_000
+    machine.publisher.changed_words = 1_000_000
     machine.follow(1)
     places = changed(machine, 0)
     assert any(at is None for at in places.values())
-    assert patched(publisher, 0, 1, places) == publisher.history[v(1)]
-    machine.take(publisher.publish(2, full=True))
+    assert patched(machine, 0, 1, places) == machine.publisher.history[v(1)]
+    machine.take(machine.publisher.publish(2, full=True))
     assert not tells(machine, 1)
 
 
-def test_what_was_fetched_by_regions_is_not_told(publisher: Publisher, machine: Machine) -> None:
+def test_what_was_fetched_by_regions_is_not_told(machine: Machine) -> None:
     machine.follow(0)
-    machine.fill(publisher.publish(1))
+    machine.fill(machine.publisher.publish(1))
     assert not tells(machine, 0)
     machine.follow(2)
     assert not tells(machine, 0)
-    assert patched(publisher, 1, 2, changed(machine, 1)) == publisher.history[v(2)]
+    assert patched(machine, 1, 2, changed(machine, 1)) == machine.publisher.history[v(2)]
 
 
 @pytest.mark.parametrize("fetched", [True, False], ids=["fetched", "applied before a fault"])
-def test_regions_that_were_of_the_version_before_its_apply_are_told_as_whole(
-    publisher: Publisher, machine: Machine, fetched: bool
-) -> None:
+def test_regions_that_were_of_the_version_before_its_apply_are_told_as_whole(machine: Machine, fetched: bool) -> None:
     machine.follow(0)
-    held = hand_over(machine.store, publisher.publish(1))
+    held = hand_over(machine.store, machine.publisher.publish(1))
     machine.map.begin_fill(held)
     spans = encoded_spans(held.table)
     early = machine.map.lacking(held.table)[:3]
@@ -211,17 +196,17 @@ def test_regions_that_were_of_the_version_before_its_apply_are_told_as_whole(
     machine.map.apply(held)
     places = changed(machine, 0)
     assert [places[index] for index in early] == [None] * 3
-    assert patched(publisher, 0, 1, places) == publisher.history[v(1)]
+    assert patched(machine, 0, 1, places) == machine.publisher.history[v(1)]
 
 
 # -- the disk --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("copied_at", [None, 0, 2, 5])
-def test_after_a_power_cut_the_map_is_made_again(publisher: Publisher, machine: Machine, copied_at: int | None) -> None:
+def test_after_a_power_cut_the_map_is_made_again(machine: Machine, copied_at: int | None) -> None:
     for number in range(8):
-        publisher.changed_words = 400_000 if number == 3 else 2000
-        machine.take(publisher.publish(number))
+        machine.publisher.changed_words = 400_000 if number == 3 else 2000
+        machine.take(machine.publisher.publish(number))
         if number == copied_at:
             machine.copy_out()
     machine.power_cut()
@@ -263,11 +248,9 @@ def test_a_region_of_the_copy_that_was_torn_is_left_to_others(machine: Machine) 
     assert again.lacking(newest.table) == [4]
 
 
-def test_what_was_fetched_by_regions_survives_and_is_copied_before_older_encodings_go(
-    publisher: Publisher, machine: Machine
-) -> None:
+def test_what_was_fetched_by_regions_survives_and_is_copied_before_older_encodings_go(machine: Machine) -> None:
     machine.follow(*range(3))
-    machine.fill([publisher.publish(number) for number in range(3, 9)][-1])
+    machine.fill([machine.publisher.publish(number) for number in range(3, 9)][-1])
     assert machine.map.copy_is_due(machine.store.versions())
     machine.copy_out()
     assert not machine.map.copy_is_due(machine.store.versions())
@@ -276,9 +259,9 @@ def test_what_was_fetched_by_regions_survives_and_is_copied_before_older_encodin
     assert machine.holds(9)
 
 
-def test_a_new_node_that_fetched_all_by_regions_needs_no_copy(publisher: Publisher, machine: Machine) -> None:
-    publisher.publish(0)
-    machine.fill(publisher.publish(1))
+def test_a_new_node_that_fetched_all_by_regions_needs_no_copy(machine: Machine) -> None:
+    machine.publisher.publish(0)
+    machine.fill(machine.publisher.publish(1))
     assert not machine.map.copy_is_due(machine.store.versions())
     machine.follow(2)
     machine.power_cut()
@@ -286,12 +269,12 @@ def test_a_new_node_that_fetched_all_by_regions_needs_no_copy(publisher: Publish
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["deltas", "full versions"])
-def test_twice_the_received_bytes_are_written_at_most(publisher: Publisher, machine: Machine, full: bool) -> None:
+def test_twice_the_received_bytes_are_written_at_most(machine: Machine, full: bool) -> None:
     """Over the life of a copy. On the disk every version would write the whole model."""
     received, copies = 0, 0
     for number in range(20 if full else 60):
-        publisher.changed_words = 60_000
-        held = machine.take(publisher.publish(number, full=full))
+        machine.publisher.changed_words = 60_000
+        held = machine.take(machine.publisher.publish(number, full=full))
         received += held.table.encoded_bytes
         if machine.map.copy_is_due(machine.store.versions()):
             machine.copy_out()
@@ -302,12 +285,10 @@ def test_twice_the_received_bytes_are_written_at_most(publisher: Publisher, mach
     assert machine.power_cut().version == newest
 
 
-def test_on_a_disk_that_is_nearly_full_the_encodings_go_sooner(
-    publisher: Publisher, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_nearly_full_disk_the_encodings_go_sooner(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.follow(0)
     machine.copy_out()
-    publisher.changed_words = 150_000
+    machine.publisher.changed_words = 150_000
     machine.follow(*range(1, 5))
     assert not machine.map.copy_is_due(machine.store.versions())
     monkeypatch.setattr(weight_map, "free_bytes", lambda directory: MIXED_LAYOUT.total_bytes - 1)
