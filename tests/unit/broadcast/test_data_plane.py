@@ -635,6 +635,17 @@ async def test_a_version_that_is_mostly_not_in_the_base_model_is_streamed(tmp_pa
 # -- leaving --------------------------------------------------------------------------------------------------
 
 
+async def ends_with_its_thread(task: asyncio.Task[Any], begun: threading.Event, go_on: threading.Event) -> None:
+    """Cancel a task whose thread has begun and does not go on yet."""
+    await until(begun.is_set)
+    task.cancel()
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_who_leaves_in_an_apply_waits_for_its_end(
     tmp_path: Path, first: HeldVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -654,13 +665,7 @@ async def test_who_leaves_in_an_apply_waits_for_its_end(
     hand_over(hearer.receiver.upkeep.store, first)
     hearer.list(LISTED)
     hearer.announce(first)
-    await until(begun.is_set)
-    task.cancel()
-    await asyncio.sleep(0.05)
-    assert not task.done()
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await ends_with_its_thread(task, begun, go_on)
     assert hearer.receiver.upkeep.version == v(0)
     hearer.pool.shutdown()
 
@@ -677,13 +682,7 @@ async def test_a_download_that_is_given_up_waits_for_what_is_being_written() -> 
     with ThreadPoolExecutor(1) as pool:
         download = Download([Piece(path="/", expected_bytes=1, cap_bytes=1, take=take)], pool)
         task = asyncio.create_task(download.run([Asked(b"what it is asked for")], (), patient=True))
-        await until(begun.is_set)
-        task.cancel()
-        await asyncio.sleep(0.05)
-        assert not task.done()
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await ends_with_its_thread(task, begun, go_on)
         assert written.is_set()
 
 

@@ -140,7 +140,16 @@ async def test_who_comes_or_starts_again_while_a_version_is_encoded_gets_all_of_
     assert late.weights() == again.weights() == expected(tmp_path, 1)
 
 
-async def killed_while_encoding(learner: LearnerHost, hosts: list[ReceiverHost], gate: Gate) -> None:
+@pytest.mark.parametrize(
+    ("number", "step_lr"),
+    [(1, 1e-5), (1, OTHER_LR), (2, 1e-5)],
+    ids=["the same weights", "other weights", "another version"],
+)
+async def test_what_was_begun_by_a_learner_that_was_killed_is_encoded_again_or_given_up(
+    world: World, gate: Gate, tmp_path: Path, number: int, step_lr: float
+) -> None:
+    """It has signed segments of a version that it never published. Only its head says what the version is."""
+    learner, hosts = await swarm_with(world, gate)
     gate.close()
     killed = asyncio.create_task(learner.publish(1))
     await until(lambda: all(map(has_all_so_far, hosts)))
@@ -150,35 +159,16 @@ async def killed_while_encoding(learner: LearnerHost, hosts: list[ReceiverHost],
     with pytest.raises(Killed):
         await killed
     gate.kills = False
-
-
-@pytest.mark.parametrize("step_lr", [1e-5, OTHER_LR], ids=["the same weights", "other weights"])
-async def test_a_learner_that_was_killed_meanwhile_encodes_it_again(
-    world: World, gate: Gate, tmp_path: Path, step_lr: float
-) -> None:
-    """It has signed segments of a version that it never published. Only its head says what the version is."""
-    learner, hosts = await swarm_with(world, gate)
-    await killed_while_encoding(learner, hosts, gate)
     again = await world.learner(again=True)
     await until(again.linked(len(hosts)))
-    async with encoding_of(again, gate, 1, step_lr=step_lr):
+    async with encoding_of(again, gate, number, step_lr=step_lr):
         await until(lambda: all(map(has_all_so_far, hosts)))
         assert all(host.holds(0) for host in hosts)
-    await until(all_hold(hosts, 1))
-    assert {host.weights() for host in hosts} == {expected(tmp_path, 1, step_lr=step_lr)}
-
-
-async def test_what_was_begun_and_never_published_is_given_up(world: World, gate: Gate, tmp_path: Path) -> None:
-    learner, hosts = await swarm_with(world, gate)
-    await killed_while_encoding(learner, hosts, gate)
-    again = await world.learner(again=True)
-    await until(again.linked(len(hosts)))
-    await again.publish(2)
-    await until(all_hold(hosts, 2))
-    assert {host.weights() for host in hosts} == {expected(tmp_path, 2)}
+    await until(all_hold(hosts, number))
+    assert {host.weights() for host in hosts} == {expected(tmp_path, number, step_lr=step_lr)}
     for host in hosts:
-        assert host.receiver.status()["chunks_held"].keys() == {"0.0", "0.2"}
-        assert not list(host.directory.glob("**/0.1.*"))
+        assert host.receiver.status()["chunks_held"].keys() == {"0.0", f"0.{number}"}
+        assert number == 1 or not list(host.directory.glob("**/0.1.*"))
 
 
 # -- what is signed ------------------------------------------------------------------------------------------
