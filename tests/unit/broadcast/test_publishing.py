@@ -131,9 +131,6 @@ def test_a_full_disk_leaves_everything_as_it_was(publisher: Publisher, monkeypat
     assert publisher.publish(1).head.base == v(0)
 
 
-# -- an adapter ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def tuner(tmp_path: Path) -> Publisher:
     """Publishes versions in which the adapter alone changes."""

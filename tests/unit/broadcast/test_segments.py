@@ -171,9 +171,6 @@ async def test_what_was_begun_by_a_learner_that_was_killed_is_encoded_again_or_g
         assert number == 1 or not list(host.directory.glob("**/0.1.*"))
 
 
-# -- what is signed ------------------------------------------------------------------------------------------
-
-
 Published = tuple[HeldVersion, list[tuple[BegunVersion, bytes]]]
 
 

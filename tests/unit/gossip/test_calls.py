@@ -59,9 +59,6 @@ def leaf_with_home() -> tuple[Membership, Membership]:
     return leaf, home
 
 
-# -- slots ---------------------------------------------------------------------------------------------------
-
-
 def test_every_slot_is_filled_with_another_home() -> None:
     one = filled()
     chosen = nodes_of(one)
@@ -103,9 +100,6 @@ def test_a_home_is_replaced_after_failures_in_a_row_and_by_another() -> None:
     assert home.node not in nodes_of(one)
 
 
-# -- leases --------------------------------------------------------------------------------------------------
-
-
 def test_polls_renew_a_lease_and_silence_ends_it() -> None:
     leases = LeafLeases(RULES)
     for number, node in enumerate(NODES[:3]):
@@ -127,9 +121,6 @@ def test_the_newest_record_of_a_leaf_is_kept() -> None:
     assert kept.record.sequence == 5
     leases.tell(signed(2, reachability="leaf"))
     assert len(leases) == 1, "a record is no lease"
-
-
-# -- leaf and home -------------------------------------------------------------------------------------------
 
 
 def test_a_home_that_may_lack_the_head_is_given_it() -> None:

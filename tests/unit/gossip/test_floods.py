@@ -178,8 +178,6 @@ def test_digests_and_questions_cost_their_network_and_nobody_else() -> None:
     assert one.affords(ELSEWHERE, round_message, now=1.0)
 
 
-# -- whom a node calls ---------------------------------------------------------------------------------------
-
 VICTIM = "20.66.66.66"
 HOUR_S = 3600.0
 
@@ -261,9 +259,6 @@ def test_only_proven_publics_are_asked_to_call_back() -> None:
     introduce(one, signed(2), proven=False)
     introduce(one, signed(3))
     assert [peer.signed.node for peer in one.view.reached(0.0)] == [key(3).node_id]
-
-
-# -- places of leaves ----------------------------------------------------------------------------------------
 
 
 def polls(one: Membership, numbers: Sequence[int], host: str, now: float) -> list[bool]:

@@ -53,8 +53,6 @@ def test_a_home_is_one_caller(host: str, name: str) -> None:
     assert caller_of(host) == name
 
 
-# -- tries ---------------------------------------------------------------------------------------------------
-
 VICTIM = Address(host="8.8.8.8", port=7700)
 
 

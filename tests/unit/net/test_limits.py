@@ -23,9 +23,6 @@ def proven(gate: Gate, node: NodeId, host: str = HOME) -> Guest:
     return guest
 
 
-# -- connections ---------------------------------------------------------------------------------------------
-
-
 def test_an_address_has_eight_connections() -> None:
     gate = Gate(RateLimits())
     guests = [entered(gate) for _ in range(8)]
@@ -107,9 +104,6 @@ def test_this_machine_is_exempt_unless_it_is_said_otherwise() -> None:
     assert all(gate.wait_s(guest, now=0.0) == 0.0 for guest in guests for _ in range(2))
     assert all(gate.prove(guest, ALICE) for guest in guests)
     assert [strict.enter("127.0.0.1") is None for _ in range(9)] == [False] * 8 + [True]
-
-
-# -- requests ------------------------------------------------------------------------------------------------
 
 
 def test_a_burst_passes_and_then_the_rate_holds_for_all_connections_of_an_address() -> None:

@@ -147,9 +147,6 @@ async def test_both_ends_know_whom_they_are_linked_with(tls: ServerTls | None) -
         await until(lambda: not one.station.linked_at and not two.station.linked_at)
 
 
-# -- refusals ------------------------------------------------------------------------------------------------
-
-
 async def hello_to(host: Host, said: bytes) -> bytes:
     """What the host answers to the bytes of a hello; nothing if it hangs up."""
     with await open_stream(host.address) as sock:
@@ -226,9 +223,6 @@ async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
     async with hosts(OTHER_KEY) as (host,):
         assert await hello_to(host, b"\1") == b""
         assert host.station.refused == {"stream": 1}
-
-
-# -- again ---------------------------------------------------------------------------------------------------
 
 
 async def test_a_new_link_takes_the_place_of_the_old_one() -> None:

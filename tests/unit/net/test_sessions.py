@@ -57,9 +57,6 @@ def refused(server: ServerSessions, reason: str, act: Callable[[], object]) -> N
     assert "\n" not in str(caught.value)
 
 
-# -- opening -------------------------------------------------------------------------------------------------
-
-
 def sealed_by_key(context: str, key: SigningKey) -> bytes:
     """A wish in the name of `key`, sealed by KEY."""
     named = OpenSession(key=key.public_bytes, server=SERVER.node_id, fingerprint=CERTIFICATE, nonce=NONCE)
@@ -91,9 +88,6 @@ def test_a_client_takes_a_grant_of_its_own_server_and_nonce_alone() -> None:
     for data, key, nonce in ((impostor, KEY, NONCE), (grant, KEY, b"m" * 16), (grant, third, NONCE), (b"", KEY, NONCE)):
         with pytest.raises(ProtocolError):
             open_grant(data, key, server=SERVER.node_id, fingerprint=CERTIFICATE, nonce=nonce)
-
-
-# -- requests ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,9 +156,6 @@ def test_what_is_no_header_is_refused_before_any_signature_is_looked_at(header: 
     refused(server, reason, lambda: server.check_header(header, now=0.0))
 
 
-# -- the window ----------------------------------------------------------------------------------------------
-
-
 def faults(window: CounterWindow, *counters: int) -> list[str | None]:
     return [window.fault(counter) for counter in counters]
 
@@ -182,9 +173,6 @@ def test_a_window_that_moves_remembers_what_is_still_in_it_and_a_leap_forgets_al
         window.use(counter)
         assert window.used == 1, "it takes no memory"
         assert faults(window, counter, counter - 1, 7) == ["replayed", None, "too_old"]
-
-
-# -- bounds --------------------------------------------------------------------------------------------------
 
 
 def test_a_node_has_four_sessions_and_the_oldest_goes_first() -> None:

@@ -99,9 +99,6 @@ def at(address: Address, *, port: int | None = None, fingerprint: bytes | None =
     return Address(host=address.host, port=port or address.port, fingerprint=pin)
 
 
-# -- certificates --------------------------------------------------------------------------------------------
-
-
 def test_a_certificate_is_made_once_and_its_key_is_its_owners_alone(tmp_path: Path) -> None:
     first = load_or_create_tls(tmp_path / "identity")
     path = tmp_path / "identity" / "tls.pem"
@@ -120,9 +117,6 @@ def test_a_file_that_is_no_certificate_is_not_overwritten(tmp_path: Path, conten
     with pytest.raises(UserError, match="is not a key and certificate; remove it"):
         load_or_create_tls(tmp_path)
     assert (tmp_path / "tls.pem").read_bytes() == content
-
-
-# -- pinning and signing -------------------------------------------------------------------------------------
 
 
 def test_the_certificate_that_was_named_is_spoken_to_and_no_other(tls: ServerTls, run: Run) -> None:
@@ -184,9 +178,6 @@ async def test_an_altered_and_a_repeated_request_are_refused_on_the_wire_too() -
         assert there.server.refused() == {"bad_signature": 3, "replayed": 1}
 
 
-# -- a third party -------------------------------------------------------------------------------------------
-
-
 class Wiretap:
     """A proxy between client and server that keeps every byte of each connection."""
 
@@ -241,8 +232,6 @@ async def test_over_tls_a_third_party_reads_nothing_and_what_it_recorded_is_wort
             await _send_again(there.address.port, bytes(stream))
         assert there.taken == [SECRET]
 
-
-# -- limits on the wire --------------------------------------------------------------------------------------
 
 STRICT = RateLimits(exempt_loopback=False)
 

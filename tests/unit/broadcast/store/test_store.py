@@ -188,9 +188,6 @@ def test_a_version_that_does_not_fit_leaves_nothing_behind(
     assert store.find(v(0)) is None
 
 
-# -- chunks --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def version(tmp_path_factory: pytest.TempPathFactory) -> HeldVersion:
     return publish(tmp_path_factory.mktemp("learner"), MIXED_LAYOUT, weights_of(MIXED_LAYOUT, 0))

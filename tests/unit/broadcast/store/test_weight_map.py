@@ -153,9 +153,6 @@ def test_a_region_that_does_not_decode_to_what_was_signed_is_never_written(
     assert started.content() == started.publisher.history[v(number)]
 
 
-# -- cut off -------------------------------------------------------------------------------------------------
-
-
 def cut_apply(here: Here, held: HeldVersion, regions: int) -> int:
     """Apply so many regions, tear the next one, and end without a word. Return which one that is."""
     here.map.begin_fill(held)
@@ -233,9 +230,6 @@ def test_a_damaged_record_is_forgotten(started: Here, content_: bytes) -> None:
     assert again.version == v(0)
 
 
-# -- full regions --------------------------------------------------------------------------------------------
-
-
 def test_no_region_but_the_signed_one_is_put(here: Here) -> None:
     target, source = here.versions[4], here.publisher.published.weights
     here.map.begin_fill(target)
@@ -264,9 +258,6 @@ def test_a_region_that_has_changed_meanwhile_is_not_given(started: Here) -> None
     assert started.map.encode_full(2, digest(b"another")) is None
     spoil(started.map, 2)
     assert started.map.encode_full(2, signed) is None
-
-
-# -- shapes --------------------------------------------------------------------------------------------------
 
 
 def test_regions_of_odd_tensors(tmp_path: Path, pool: ThreadPoolExecutor) -> None:

@@ -61,9 +61,6 @@ def head_of(*, layout_bytes: bytes = b"?", table_bytes: bytes = b"?", version: V
     )
 
 
-# -- regions and chunks --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("total", "expected"),
     [
@@ -124,9 +121,6 @@ def test_chunks_cut_the_encodings_at_equal_places(published: HeldVersion) -> Non
     assert sum(span.nbytes for span in spans) == table.encoded_bytes == published.chunks.path.stat().st_size
 
 
-# -- heads ---------------------------------------------------------------------------------------------------
-
-
 def test_the_largest_head_is_under_a_kilobyte() -> None:
     most = 2**53
     largest = msgspec.structs.replace(
@@ -150,9 +144,6 @@ def test_a_head_by_another_key_or_of_another_swarm_is_refused() -> None:
     for body in (encode(v(0)), bytes(HEAD_BYTES)):
         with pytest.raises(ProtocolError):
             open_head(KEY.seal(HEAD_CONTEXT, body), KEY.public_bytes)
-
-
-# -- layouts -------------------------------------------------------------------------------------------------
 
 
 def test_a_layout_opens_from_exactly_the_bytes_that_the_head_names() -> None:
@@ -281,9 +272,6 @@ def test_a_layout_over_its_caps_is_refused_and_takes_no_more_than_the_largest() 
         assert allocated_by(data) <= 4 * LAYOUT_BYTES
     files = raw_layout(files=[["config.json", bytes(1 << 20)]])
     assert allocated_by(files) <= 4 * len(files)
-
-
-# -- chunk tables --------------------------------------------------------------------------------------------
 
 
 def opened_table(table: ChunkTable) -> ChunkTable:
