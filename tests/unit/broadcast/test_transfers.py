@@ -362,22 +362,20 @@ async def test_what_is_remembered_of_versions_to_come_is_bounded(relay: Party) -
 # -- other frames --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("note", [b"", b"\xc1", b"\xff" * 100, encode((99,)), b"\x92" * 5000])
-async def test_a_note_that_is_none_ends_the_link_and_no_other(relay: Party, note: bytes) -> None:
+NOTES = [b"", b"\xc1", b"\xff" * 100, encode((99,)), b"\x92" * 5000]
+
+
+@pytest.mark.parametrize(
+    ("type_", "payload"),
+    [*((FrameType.NOTE, note) for note in NOTES), (1, b""), (99, b""), (99, b"x"), (FrameType.HEAD, bytes(1025))],
+)
+async def test_a_frame_that_is_none_ends_its_link_and_no_other(relay: Party, type_: int, payload: bytes) -> None:
     other, peer = stranger_at(relay, 0), stranger_at(relay, 7)
-    peer.give(Outgoing(Frame(FrameType.NOTE, len(note), v(0)).pack(), note))
+    peer.give(Outgoing(Frame(type_, len(payload), v(0)).pack(), payload))
     await until(lambda: peer.ends)
     assert relay.transfers.links.keys() == {SEEDER}
     other.sends(1, chunk_of(1))
     await until(lambda: held_by(relay) == {1: chunk_of(1)})
-
-
-@pytest.mark.parametrize(("type_", "size"), [(1, 0), (99, 0), (99, 1), (FrameType.HEAD, 1025)])
-async def test_a_frame_of_no_known_type_or_size_ends_the_link(relay: Party, type_: int, size: int) -> None:
-    peer = stranger_at(relay, 7)
-    peer.give(Outgoing(Frame(type_, size, v(0)).pack(), b""))
-    await until(lambda: peer.ends)
-    assert relay.transfers.links.keys() == set()
 
 
 def test_a_link_s_rate_is_a_mean_over_some_versions() -> None:

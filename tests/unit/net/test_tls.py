@@ -236,34 +236,25 @@ async def test_over_tls_a_third_party_reads_nothing_and_what_it_recorded_is_wort
 STRICT = RateLimits(exempt_loopback=False)
 
 
-async def test_a_ninth_connection_is_told_why_and_one_that_ends_makes_room() -> None:
-    async with serving(None, limits=STRICT) as there:
-        held = [await asyncio.open_connection("127.0.0.1", there.address.port) for _ in range(8)]
-        said = await _send_again(there.address.port, b"")
-        assert said.startswith(b"HTTP/1.1 429 ")
-        assert b"too many connections from your address" in said
-        assert there.server.refused() == {"connections": 1}
-        held[0][1].close()
-        async with there.client() as peer:
-            assert await who_once_there_is_room(peer) == KEY.node_id
-        for _, writer in held:
-            writer.close()
-
-
-def test_connections_that_never_shake_hands_are_counted(tls: ServerTls, run: Run) -> None:
-    async def never_shaking_hands() -> None:
-        async with serving(tls, limits=STRICT) as there:
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "never shaking hands"])
+def test_a_ninth_connection_is_refused_and_one_that_ends_makes_room(tls: ServerTls, run: Run, secure: bool) -> None:
+    async def nine_connections() -> None:
+        async with serving(tls if secure else None, limits=STRICT) as there, there.client() as peer:
             held = [await asyncio.open_connection("127.0.0.1", there.address.port) for _ in range(8)]
-            async with there.client() as peer:
+            if secure:
                 with pytest.raises(PeerUnreachable):
                     await who(peer)
+            else:
+                said = await _send_again(there.address.port, b"")
+                assert said.startswith(b"HTTP/1.1 429 ")
+                assert b"too many connections from your address" in said
             assert there.server.refused() == {"connections": 1}
+            held[0][1].close()
+            assert await who_once_there_is_room(peer) == KEY.node_id
             for _, writer in held:
                 writer.close()
-            async with there.client() as peer:
-                assert await who_once_there_is_room(peer) == KEY.node_id
 
-    run(never_shaking_hands())
+    run(nine_connections())
 
 
 def test_a_look_at_the_certificate_counts_as_no_refused_handshake(tls: ServerTls, run: Run) -> None:
