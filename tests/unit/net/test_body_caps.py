@@ -10,12 +10,12 @@ import pytest
 
 from swarm.errors import ProtocolError
 from swarm.gossip.records import GOSSIP_BODY_BYTES
-from swarm.net.client import PeerClient, session_route
+from swarm.net.client import PeerClient, plain_address, session_route
 from swarm.net.server import NodeServer
-from swarm.types import Address
 from swarm.wire import CONTROL_BODY_BYTES, ROLLOUT_BODY_BYTES
 from tests.builders import OTHER_KEY
 from tests.learner_face import Learner
+from tests.unit.net.test_client import serving
 from tests.unit.node.test_network import learner as gossiping
 
 JUNK = b"\xc1"
@@ -27,13 +27,11 @@ async def rollout_routes() -> AsyncIterator[tuple[PeerClient, NodeServer]]:
     """The routes of a learner that samplers call, and a client that signs."""
     learner = Learner()
     await learner.open()
-    server = NodeServer([session_route(learner.sessions), *learner.service.routes()], learner.service.status)
-    address = Address(host="127.0.0.1", port=await server.start("127.0.0.1", 0))
-    try:
-        async with PeerClient(address, key=OTHER_KEY, server=learner.key.node_id) as peer:
-            yield peer, server
-    finally:
-        await server.stop()
+    async with (
+        serving(session_route(learner.sessions), *learner.service.routes()) as (url, server),
+        PeerClient(plain_address(url), key=OTHER_KEY, server=learner.key.node_id) as peer,
+    ):
+        yield peer, server
 
 
 async def refusal(peer: PeerClient, path: str, body: bytes) -> str:

@@ -79,12 +79,10 @@ ROUTES = [
 
 @asynccontextmanager
 async def serving(
-    *routes: web.RouteDef,
-    status: Callable[[], dict[str, Any]] = lambda: {"role": "test"},
-    limits: RateLimits | None = None,
+    *routes: web.RouteDef, status: Callable[[], dict[str, Any]] = lambda: {"role": "test"}, **options: Any
 ) -> AsyncIterator[tuple[str, NodeServer]]:
     """A node's server, with ROUTES if no others are named, and its base URL."""
-    server = NodeServer(routes or ROUTES, status, limits=limits)
+    server = NodeServer(routes or ROUTES, status, **options)
     port = await server.start("127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{port}", server

@@ -15,14 +15,16 @@ from typing import Any, TypeVar
 
 import pytest
 import uvloop
+from msgspec.structs import replace
 
 from swarm.errors import PeerUnreachable, ProtocolError
+from swarm.net.client import plain_address
 from swarm.net.pace import Pace
-from swarm.net.server import NodeServer
 from swarm.net.stream import HEADER, PREAMBLE, Frame, Outgoing, open_stream, start_tls
 from swarm.node.identity import ServerTls, load_or_create_tls
 from swarm.types import Address
 from tests.builders import v
+from tests.unit.net.test_client import serving
 from tests.unit.wires import NOTE, VERSION, Place, at, connected, frame_of, pair_of_sockets, until
 
 
@@ -195,21 +197,10 @@ async def test_notes_do_not_cost_a_turn() -> None:
 # -- opening -------------------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def listening(certificate: ServerTls) -> AsyncIterator[tuple[NodeServer, int]]:
-    """A node's server that takes streams over TLS, and its port."""
-    server = NodeServer([], dict, tls=certificate.context, on_stream=lambda incoming: asyncio.sleep(0))
-    port = await server.start("127.0.0.1", 0)
-    try:
-        yield server, port
-    finally:
-        await server.stop()
-
-
 async def test_a_stream_is_opened_to_the_named_certificate_alone(certificate: ServerTls) -> None:
-    async with listening(certificate) as (_, port):
+    async with serving(tls=certificate.context, on_stream=lambda incoming: asyncio.sleep(0)) as (url, _):
         with pytest.raises(PeerUnreachable, match="is not the one that was named"):
-            await open_stream(Address(host="127.0.0.1", port=port, fingerprint=b"f" * 32))
+            await open_stream(replace(plain_address(url), fingerprint=b"f" * 32))
 
 
 async def test_a_stream_goes_to_the_next_address_of_a_name_when_one_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +221,8 @@ async def test_a_stream_goes_to_the_next_address_of_a_name_when_one_refuses(monk
 
 @pytest.mark.parametrize("said", [b"\0echo-strean\n", PREAMBLE + b"no TLS at all" * 10])
 async def test_what_is_neither_http_nor_a_stream_is_closed_and_counted(certificate: ServerTls, said: bytes) -> None:
-    async with listening(certificate) as (server, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with serving(tls=certificate.context, on_stream=lambda incoming: asyncio.sleep(0)) as (url, server):
+        reader, writer = await asyncio.open_connection("127.0.0.1", plain_address(url).port)
         writer.write(said)
         try:
             await reader.read()
