@@ -126,14 +126,6 @@ def test_where_half_of_the_links_stand_still_the_others_walk_on() -> None:
     assert got == list(range(0, 64, 2))
 
 
-def test_what_a_child_says_to_hold_is_not_sent() -> None:
-    core = source(8, [[A]])
-    core.heard(A, Have(bitmap=b"\x0f"), now=0.0)
-    assert indices(drained(core, A)) == [4, 5, 6, 7]
-    core.heard(A, Complete(), now=0.0)
-    assert drained(core, A) == []
-
-
 def test_who_comes_back_says_what_it_holds_and_is_whole_when_it_is() -> None:
     core = courier(4, routes([PARENT], [[]]), PARENT, held=b"\x03")
     assert drained(core, PARENT) == [Have(bitmap=b"\x03")]
@@ -206,16 +198,6 @@ def test_a_chunk_that_never_came_is_asked_for_at_the_end_and_at_last_of_the_lear
     assert {of for _, of in asked} == {(4,)}
     assert asked[-1][0] == LEARNER
     assert asked[0][0] in (PARENT, A)
-
-
-def test_a_silent_parent_is_given_up_after_a_while() -> None:
-    core = courier(8, routes([PARENT], [[]]), PARENT, LEARNER)
-    came(core, PARENT, 0)
-    now = ticked(core, 0.0, SILENT_S - TICK_S)
-    assert wants(core, [PARENT, LEARNER], now) == {}
-    now = ticked(core, now, now + 3 * TICK_S)
-    found = wants(core, [PARENT, LEARNER], now)
-    assert sorted(index for of in found.values() for index in of) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_silence_is_measured_by_the_planned_pace_not_by_what_a_starved_node_got() -> None:
