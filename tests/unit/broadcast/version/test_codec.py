@@ -80,6 +80,16 @@ def test_what_did_not_change_costs_one_byte(dtype: Dtype, nbytes: int) -> None:
     assert there_and_back(NOISE[:nbytes], dtype, NOISE[:nbytes]) == ("sparse" if nbytes > 1 else "raw", 1)
 
 
+@pytest.mark.parametrize("dtype", ITEM_BYTES)
+@pytest.mark.parametrize("at", [0, 1, 1999, 3999, 4000])
+def test_one_changed_byte_of_any_dtype_comes_back(dtype: Dtype, at: int) -> None:
+    data = bytearray(WEIGHTS[:4001])
+    data[at] ^= 0x80
+    codec, nbytes = there_and_back(bytes(data), dtype, WEIGHTS[:4001])
+    # An odd last byte is no word, and words are what deltas are made of.
+    assert (codec, nbytes < 40) == (("sparse", True) if at < 4000 else ("full", False))
+
+
 def test_every_difference_of_patterns_comes_back() -> None:
     """NaN payloads, infinities, both zeros, subnormals and sign crossings are among them."""
     words = np.frombuffer(ALL_PATTERNS, dtype="<u2")
