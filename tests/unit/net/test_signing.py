@@ -30,6 +30,14 @@ def test_what_somebody_else_or_something_else_signed_opens_nothing(sealed: bytes
         opened(sealed, key=key)
 
 
+def test_no_flipped_bit_passes() -> None:
+    for place in range(8 * len(SEALED)):
+        flipped = bytearray(SEALED)
+        flipped[place // 8] ^= 1 << place % 8
+        with pytest.raises(ProtocolError):
+            opened(bytes(flipped))
+
+
 def test_a_cap_is_checked_before_the_signature() -> None:
     with pytest.raises(TooLarge):
         opened(SEALED, cap_bytes=len(SEALED) - 1)
