@@ -438,7 +438,9 @@ async def test_a_body_is_booked_as_it_is_sent(net: Net) -> None:
     assert upload.total_bytes <= 2 * Pace.PIECE_BYTES
 
 
-async def test_chunks_of_older_versions_weigh_more(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_older_chunks_weigh_more_and_a_head_alone_encodes_nothing(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net.publisher.publish_up_to(1)
     weights: list[int] = []
 
@@ -449,6 +451,7 @@ async def test_chunks_of_older_versions_weigh_more(net: Net, monkeypatch: pytest
     url, session = await net.node(), await net.session()
     for path in ("0.0/chunks/0", "0.1/chunks/0", "0.1/regions/0"):
         assert (await session.get(f"{url}/versions/{path}")).status == 200
+    assert (await session.head(f"{url}/versions/0.1/regions/0")).status == 405
     assert weights == [OLDER_WEIGHT, 1, 1]
 
 
@@ -460,9 +463,3 @@ async def test_only_nodes_with_a_link_keep_versions_by_asking(net: Net, linked: 
     for number in range(1, KEEP_VERSIONS + 3):
         net.publisher.publish(number)
     assert len(net.publisher.published.store.versions()) == KEEP_VERSIONS + kept
-
-
-async def test_a_question_for_the_head_alone_encodes_nothing(net: Net) -> None:
-    net.publisher.publish(0)
-    url, session = await net.node(), await net.session()
-    assert (await session.head(f"{url}/versions/{v(0)}/regions/0")).status == 405

@@ -196,18 +196,6 @@ async def test_everybody_gets_every_bit(parties: Parties, receivers: int) -> Non
         assert party.transfers.rejected == {}
 
 
-async def test_a_link_that_comes_in_the_middle_and_a_version_that_is_opened_later_are_served(parties: Parties) -> None:
-    seeder, one, two = parties(3, linked=False)
-    seeder.open(seeder=True)
-    one.open()
-    link(one, seeder)
-    await until(lambda: one.completed)
-    link(two, one)
-    two.open()
-    await until(lambda: two.completed)
-    assert two.transfers.links.keys() == {one.node}
-
-
 # -- lies ----------------------------------------------------------------------------------------------------
 
 

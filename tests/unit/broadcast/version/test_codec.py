@@ -9,12 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from swarm.broadcast.version.codec import (
-    Buffer,
-    decode_region,
-    encode_region,
-    tensor_sum,
-)
+from swarm.broadcast.version.codec import Buffer, decode_region, difference, encode_region, sum_change, tensor_sum
 from swarm.broadcast.version.manifest import ITEM_BYTES, Codec, Dtype
 from swarm.errors import ProtocolError
 from swarm.wire import compress
@@ -205,6 +200,13 @@ def test_zeros_and_an_odd_last_byte_count_so_that_a_lost_shard_of_zeros_is_seen(
     assert tensor_sum(bytes(4)) != tensor_sum(bytes(2))
     assert tensor_sum(b"abc") == (tensor_sum(b"ab") + tensor_sum(b"c\0")) % 2**64
     assert tensor_sum(b"") == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 1.0])
+def test_a_sum_changes_by_the_words_that_changed(share: float) -> None:
+    after = stepped(WEIGHTS, share, 3, 1) + b"x"
+    before = WEIGHTS + b"y"
+    assert (tensor_sum(before) + sum_change(after, before, difference(after, before).at)) % 2**64 == tensor_sum(after)
 
 
 def test_the_mix_is_fixed_for_ever() -> None:
