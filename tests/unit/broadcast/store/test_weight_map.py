@@ -230,6 +230,16 @@ def test_a_damaged_record_is_forgotten(started: Here, content_: bytes) -> None:
     assert again.version == v(0)
 
 
+def test_a_cut_fill_keeps_what_it_has(here: Here) -> None:
+    target = here.versions[4]
+    here.map.begin_fill(target)
+    for index in (0, 7, 9):
+        assert here.map.put_region(index, "raw", here.region(v(4), index))
+    again = reopened(here.map)
+    assert again.unfinished == v(4)
+    assert set(range(len(REGIONS))) - set(again.lacking(target.table)) == {0, 7, 9}
+
+
 def test_no_region_but_the_signed_one_is_put(here: Here) -> None:
     target, source = here.versions[4], here.publisher.published.weights
     here.map.begin_fill(target)

@@ -36,6 +36,13 @@ def there_and_back(data: bytes, dtype: Dtype, base: bytes | None = None) -> tupl
     return codec, len(encoded)
 
 
+@pytest.mark.parametrize("dtype", ITEM_BYTES)
+@pytest.mark.parametrize("content", [bytes(4096), NOISE, ALL_PATTERNS], ids=["zeros", "noise", "all patterns"])
+def test_every_dtype_comes_back_bit_for_bit(dtype: Dtype, content: bytes) -> None:
+    codec, _ = there_and_back(content, dtype)
+    assert (dtype, content) != ("BF16", ALL_PATTERNS) or codec == "full"
+
+
 def test_what_does_not_compress_is_sent_as_it_is() -> None:
     assert encode_region(NOISE, "BF16") == ("raw", NOISE)
     assert encode_region(b"ab", "BF16") == ("raw", b"ab")
