@@ -250,6 +250,18 @@ async def test_a_link_comes_back_after_the_other_nodes_restart() -> None:
             await again.stop()
 
 
+async def test_a_node_that_moved_is_dialled_where_it_is_said_to_be_last() -> None:
+    async with hosts(KEY, OTHER_KEY) as (one, two):
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            stale = Address(host="127.0.0.1", port=nobody.getsockname()[1])
+            asked: list[Address] = []
+            one.links.dial({OTHER_KEY.node_id: lambda: asked.append(stale) or [stale]})  # type: ignore[func-returns-value]
+            await until(lambda: len(asked) >= 2)
+            one.dial(two)
+            await until(one.live)
+
+
 async def test_who_is_wanted_no_more_is_not_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "MIN_BACK_OFF_S", 0.0)
     async with linked() as (one, two):
