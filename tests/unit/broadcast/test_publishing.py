@@ -56,6 +56,7 @@ def test_tensor_sums_are_those_of_the_weights(tmp_path: Path, what: Layout) -> N
     publisher = Publisher(tmp_path, what)
     for version in [*publisher.publish_up_to(2), publisher.publish(3, full=True), publisher.publish(4)]:
         assert version.table.tensor_sums == sums_of(what, publisher.history[version.head.version])
+        assert version.table.chunk_bytes == CHUNK_BYTES
 
 
 def test_staging_and_map_change_places(publisher: Publisher) -> None:

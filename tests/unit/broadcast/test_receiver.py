@@ -378,6 +378,7 @@ async def test_the_learner_counts_who_took_a_version_from_its_base_model(world: 
     host = await world.receiver(1, base=BaseModel(save(tmp_path / "base", layout_of(SIZE), expected(tmp_path, 0))))
     await until(learner.linked(1))
     await learner.publish(0)
+    assert (await host.receiver.upkeep.installed(None)).version == v(0)
     await until(lambda: learner.holders() == {"0.0": 1})
     assert host.chunks_held(0) == 0
     # It can give nobody a chunk: nobody is to count on it.
