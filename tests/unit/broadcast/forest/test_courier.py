@@ -87,6 +87,14 @@ def ticked(core: TreeCourier, start: float, end: float) -> float:
     return now
 
 
+def test_a_source_sends_each_stripe_to_its_children_in_order() -> None:
+    core = source(6, [[A], [B]])
+    assert core.ready() == [A, B]
+    assert indices(drained(core, A)) == [0, 2, 4]
+    assert indices(drained(core, B)) == [1, 3, 5]
+    assert core.ready() == []
+
+
 def test_a_chunk_goes_on_to_the_children_of_its_stripe_and_no_others() -> None:
     core = courier(6, routes([PARENT, PARENT], [[A], [B]]), PARENT, A, B)
     core.ready()
