@@ -15,6 +15,8 @@ def test_a_version_is_broadcast_when_the_last_sampler_holds_it() -> None:
     tracker.installed(ALICE, v(1), now=11.0)
     tracker.installed(ALICE, v(0), now=12.0)  # It never goes back
     assert tracker.last_broadcast_s is None
+    assert tracker.install_s(ALICE, v(1)) == 1.0
+    assert tracker.install_s(BOB, v(1)) is tracker.install_s(ALICE, v(2)) is None
     tracker.published(v(2), now=13.0)
     tracker.installed(BOB, v(2), now=13.5)
     assert tracker.last_broadcast_s == 3.5, "a newer version counts for the older one"
@@ -32,15 +34,6 @@ def test_it_tells_when_the_newest_version_is_everywhere_and_not_of_older_ones() 
     tracker.published(v(3), now=3.0)
     tracker.gone(ALICE, now=4.0)
     assert (told, tracker.last_broadcast_s) == ([1, 1], 2.0), "to nobody, once nobody is left"
-
-
-def test_a_sampler_that_goes_is_no_longer_waited_for() -> None:
-    tracker = InstallTracker()
-    tracker.installed(BOB, v(0), now=0.0)
-    tracker.published(v(1), now=10.0)
-    tracker.installed(ALICE, v(1), now=11.0)
-    tracker.gone(BOB, now=12.0)
-    assert tracker.last_broadcast_s == 2.0
 
 
 def test_the_oldest_of_too_many_open_versions_is_given_up() -> None:
@@ -64,23 +57,4 @@ def test_the_spread_of_a_version_over_the_samplers() -> None:
         tracker.installed(node, v(1), now=10.0 + seconds)
     assert tracker.spread_s(v(1)) == {"50": 5.0, "90": 9.0, "100": None}
     tracker.gone(nodes[9], now=30.0)
-    assert tracker.spread_s(v(1))["100"] == 9.0
-
-
-def test_how_long_an_install_took_at_one_sampler() -> None:
-    tracker = InstallTracker()
-    tracker.published(v(1), now=10.0)
-    tracker.installed(ALICE, v(1), now=12.5)
-    tracker.installed(ALICE, v(1), now=20.0)
-    assert tracker.install_s(ALICE, v(1)) == 2.5
-    assert tracker.install_s(BOB, v(1)) is None
-    assert tracker.install_s(ALICE, v(2)) is None
-
-
-def test_of_versions_that_a_node_takes_at_once_the_older_ones_have_waited() -> None:
-    tracker = InstallTracker()
-    for number, at in enumerate((10.0, 12.0, 17.0), start=1):
-        tracker.published(v(number), now=at)
-    assert tracker.skipped_s(v(0), v(3)) == 17.0 - 13.0
-    assert tracker.skipped_s(v(2), v(3)) == 0.0
-    assert tracker.skipped_s(v(8), v(9)) == 0.0
+    assert (tracker.spread_s(v(1))["100"], tracker.last_broadcast_s) == (9.0, 20.0), "it is no longer waited for"

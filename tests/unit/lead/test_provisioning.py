@@ -133,12 +133,8 @@ async def test_the_cheapest_that_suffice_are_active_and_the_others_hear_why() ->
     assert swarm.said[-1].startswith("2 samplers active, 3 on standby: ")
     status = swarm.provisioning.status()["capacity"]
     assert (status["activate"], status["active"], status["standby"], status["feasible"]) == ("cheapest", 2, 3, True)
-
-
-async def test_episodes_take_as_many_samplers_as_their_turns_do() -> None:
-    """A sampler's rate is of turns: two samplers have 1.6 times as many as a step of single turns needs."""
-    swarm = await settled(*PRICED, turns=2)
-    assert swarm.active() == {"a1", "a2", "b1"}
+    # Two samplers have 1.6 times as many turns as a step of single ones needs.
+    assert (await settled(*PRICED, turns=2)).active() == {"a1", "a2", "b1"}
 
 
 @pytest.mark.parametrize(("price", "settings"), [(0.0, {}), (1.0, {"activate": "all"})])
@@ -210,28 +206,22 @@ async def test_metered_traffic_is_charged_both_ways_and_once() -> None:
     assert cost == pytest.approx(0.01), "what it received in a former life of the learner is not charged again"
 
 
-async def test_a_run_that_has_cost_enough_says_so_once() -> None:
-    swarm = Swarm(cost_per_hour=360.0, max_cost=2.5, before=Spent(total=1.0, steps=4, rollouts=64, tokens=640))
+async def test_a_run_that_has_cost_enough_says_so_once_by_the_budget_as_it_is_now() -> None:
+    swarm = Swarm(cost_per_hour=360.0, max_cost=0.5, before=Spent(total=1.0, steps=4, rollouts=64, tokens=640))
     swarm.offer("a1")
-    rows = [await swarm.step() for _ in range(3)]
-    assert [row["cost_total"] for row in rows] == pytest.approx([2.0, 3.03, 4.06])
+    swarm.provisioning.max_cost = None
+    rows = [await swarm.step() for _ in range(2)]
+    assert [row["cost_total"] for row in rows] == pytest.approx([2.0, 3.03])
     assert (rows[0]["cost_per_step"], rows[0]["cost_per_rollout"]) == pytest.approx((2.0 / 5, 2.0 / 80))
     assert rows[0]["cost_per_token"] == pytest.approx(2.0 / 800)
+    assert not swarm.provisioning.spent.is_set()
+    swarm.provisioning.max_cost = 2.5
+    for _ in range(2):
+        await swarm.step()
     assert swarm.provisioning.spent.is_set()
     (line,) = [line for line in swarm.said if "--max-cost" in line]
-    assert line.startswith("the run has cost 3.03 and --max-cost is 2.5")
+    assert line.startswith("the run has cost 4.06 and --max-cost is 2.5")
     assert [kind for kind, _ in swarm.events].count("cost_reached") == 1
-
-
-async def test_a_budget_that_was_changed_holds_from_the_next_look_on() -> None:
-    swarm = Swarm(cost_per_hour=360.0, max_cost=2.5)
-    swarm.provisioning.max_cost = None
-    for _ in range(3):
-        await swarm.step()
-    assert not swarm.provisioning.spent.is_set()
-    swarm.provisioning.max_cost = 1.0
-    await swarm.step()
-    assert swarm.provisioning.spent.is_set()
 
 
 async def test_a_budget_makes_the_cheapest_the_default_and_is_kept() -> None:
