@@ -18,6 +18,9 @@ def test_it_speaks_when_they_grew_and_of_the_growth_alone() -> None:
     later = drops.hear(told(stale=14, reward_failed=1), now=5.0 + SAID_AGAIN_S)
     assert later == 'the learner dropped 3 of our rollouts: 1 "reward_failed", 2 "stale"'
     assert drops.counts == {"stale": 14, "reward_failed": 1}
+    drops.hear(told(), now=400.0)
+    again = drops.hear(told(stale=5), now=500.0)
+    assert again == 'the learner dropped 5 of our rollouts: "stale"', "a learner that started again counts from zero"
 
 
 def test_it_speaks_once_a_minute_and_forgets_nothing_meanwhile() -> None:
@@ -25,13 +28,6 @@ def test_it_speaks_once_a_minute_and_forgets_nothing_meanwhile() -> None:
     lines = [drops.hear(told(stale=1 + second), now=float(second)) for second in range(121)]
     assert [second for second, line in enumerate(lines) if line] == [0, 60, 120]
     assert lines[60] == 'the learner dropped 60 of our rollouts: "stale"'
-
-
-def test_a_learner_that_started_again_counts_from_zero() -> None:
-    drops = Drops()
-    drops.hear(told(stale=12), now=0.0)
-    drops.hear(told(), now=1.0)
-    assert drops.hear(told(stale=5), now=100.0) == 'the learner dropped 5 of our rollouts: "stale"'
 
 
 def test_a_reason_cannot_play_with_the_terminal() -> None:

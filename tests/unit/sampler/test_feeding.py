@@ -83,27 +83,18 @@ async def running(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_half_of_what_is_ahead_waits_in_the_engine_and_each_end_sends_it_the_next() -> None:
+async def test_half_of_what_is_ahead_waits_in_the_engine_and_once_as_much_is_missing_it_asks() -> None:
     engine = Gated()
     async with running(engine) as (feed, handed):
         assert await feed.room() == Room(PLACES + AHEAD, PLACES)
         feed.add(leased(PLACES + AHEAD))
+        asking = asyncio.create_task(feed.room())
         await many_turns()
         assert sorted(engine.drawing) == list(range(PLACES + 1))
-        assert feed.running == PLACES + 1
+        assert (feed.running, asking.done()) == (PLACES + 1, False)
         await engine.end(3)
         assert sorted(engine.drawing) == list(range(PLACES + 2))
         assert (feed.running, handed) == (PLACES + 1, [[3]])
-
-
-async def test_it_asks_once_half_of_what_is_ahead_is_missing() -> None:
-    engine = Gated()
-    async with running(engine) as (feed, _):
-        feed.add(leased(PLACES + AHEAD))
-        asking = asyncio.create_task(feed.room())
-        await many_turns()
-        assert not asking.done()
-        await engine.end(0)
         assert await asking == Room(1, 0)
         await engine.end(1, 2)
         assert await feed.room() == Room(3, 1)

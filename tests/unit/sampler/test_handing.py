@@ -115,7 +115,7 @@ async def test_a_submission_is_cut_at_its_cap_in_order(
     assert [index for request in learner.requests for index in request] == [*range(len(tokens))]
 
 
-async def sizes(turns: Handing, learner: Learner, count: int = 16) -> list[int]:
+async def sizes(turns: Handing, learner: Learner, count: int) -> list[int]:
     """Of the requests in which so many answers of equal length get through."""
     learner.requests.clear()
     said = await turns.hand_in_all([Answer(rollout(index=index)) for index in range(count)])
@@ -123,21 +123,21 @@ async def sizes(turns: Handing, learner: Learner, count: int = 16) -> list[int]:
     return [len(request) for request in learner.requests]
 
 
-async def test_what_a_slow_line_does_not_carry_is_sent_in_smaller_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("carried", "stalls", "count", "expected"),
+    [(5, 0, 16, [16, 8, 4, 4, 4, 4]), (1000, 3, 2, [2, 1, 1, 1, 1])],
+    ids=["smaller portions", "one until it gets through"],
+)
+async def test_what_a_slow_line_does_not_carry_is_sent_in_smaller_portions_until_it_gets_through(
+    monkeypatch: pytest.MonkeyPatch, carried: int, stalls: int, count: int, expected: list[int]
+) -> None:
     learner = learner_on_one_line(monkeypatch)
-    learner.carried = 5
+    learner.carried, learner.stalls = carried, stalls
     async with running(learner) as (turns, _):
-        assert await sizes(turns, learner) == [16, 8, 4, 4, 4, 4]
-    assert len(learner.said) == 1
+        assert await sizes(turns, learner, count) == expected
+    assert [index for request in learner.requests for index in request][-count:] == [*range(count)]
     assert "fewer at once" in learner.said[0]
-
-
-async def test_one_rollout_is_sent_until_it_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = learner_on_one_line(monkeypatch)
-    learner.stalls = 3
-    async with running(learner) as (turns, _):
-        assert await sizes(turns, learner, 2) == [2, 1, 1, 1, 1]
-    assert learner.requests == [[0, 1], [0], [0], [0], [1]]
+    assert len(learner.said) == 1
 
 
 async def test_portions_stay_small_and_grow_again_with_batches_that_got_through(
@@ -146,7 +146,7 @@ async def test_portions_stay_small_and_grow_again_with_batches_that_got_through(
     learner = learner_on_one_line(monkeypatch)
     learner.stalls = 2
     async with running(learner) as (turns, _):
-        found = [await sizes(turns, learner) for _ in range(12)]
+        found = [await sizes(turns, learner, 16) for _ in range(12)]
     assert [found[0], found[1], found[-1]] == [[16, 8, 4, 4, 4, 4], [5, 5, 5, 1], [16]]
 
 

@@ -8,21 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, Qwen2Config
 
 pytest.importorskip("mlx_lm", reason="mlx-lm has no build for this system: bin/setup went on without it")
 
 from swarm.errors import UserError
 from swarm.models import draws as learner_draws
 from swarm.models.memory import weights_bytes
-from swarm.sampler.engine import Generate, NotInstalled
+from swarm.sampler.engine import NotInstalled
 from swarm.sampler.mlx.draws import gumbel
 from swarm.sampler.mlx.engine import MlxEngine
 from swarm.sampler.mlx.model import Rounded
 from swarm.sampler.room import shape_of_layout
-from swarm.sampler.transformers import TransformersEngine
 from swarm.types import Rounding
-from tests.conformance import PROMPT, job, tokens
 from tests.unit import rows
 from tests.unit.models import Staged, adapted_model, moe_model, published, stage, stage_model
 from tests.unit.sampler.test_adapters import error_against
@@ -94,17 +92,6 @@ def test_the_learner_finds_its_log_probs_at_equal_version(kind: str, tmp_path: P
     assert error_against(published(staged.model), installed(staged)) < 1e-4
 
 
-def test_it_draws_what_transformers_draws_and_more_than_it_has_places_for(tmp_path: Path) -> None:
-    staged = stage(tmp_path)
-    other = TransformersEngine()
-    other.start(staged.start(places=8), silent)
-    other.install(staged.install(), silent)
-    jobs = tuple(job(seed, prompt=PROMPT[: 1 + seed % 4], limit=4 + seed % 7) for seed in range(20))
-    ours, theirs = (one.generate(Generate(jobs=jobs), silent) for one in (installed(staged), other))
-    assert [tokens(one) for one in ours.samples] == [tokens(one) for one in theirs.samples]
-    assert [one.finish for one in ours.samples] == [one.finish for one in theirs.samples]
-
-
 # -- proofs --------------------------------------------------------------------------------------------------
 
 
@@ -163,31 +150,29 @@ def test_it_draws_from_the_rounded_model_and_says_so(precision: Rounding, bits: 
 # -- refusals ------------------------------------------------------------------------------------------------
 
 
+NARROW = LlamaConfig(**{**SHAPE, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16})
+
+
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("config", "options", "words"),
     [
-        ({"precision": "fp8"}, "int8 or int4, not to fp8"),
-        ({"device": "cuda:0"}, "or a cpu, not on cuda:0"),
-        ({"device": "mps"}, r"Apple's GPU \(mps, not here\)"),
+        (LlamaConfig(**SHAPE), {"precision": "fp8"}, "int8 or int4, not to fp8"),
+        (LlamaConfig(**SHAPE), {"device": "cuda:0"}, "or a cpu, not on cuda:0"),
+        (LlamaConfig(**SHAPE), {"device": "mps"}, r"Apple's GPU \(mps, not here\)"),
+        (
+            BloomConfig(vocab_size=14, hidden_size=64, n_layer=2, n_head=2),
+            {},
+            r"mlx-lm cannot build .* take --engine transformers",
+        ),
+        (NARROW, {"precision": "int8"}, r"no matrix of this model .* leave out --precision"),
     ],
+    ids=["fp8", "cuda", "mps", "a model that mlx-lm does not have", "too narrow to round"],
 )
-def test_what_it_cannot_do_is_said_at_the_start(options: dict[str, str], words: str, tmp_path: Path) -> None:
+def test_what_it_cannot_do_is_said_at_the_start(
+    config: Any, options: dict[str, str], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=words):
-        started(stage(tmp_path), **options)
-
-
-def test_a_model_that_mlx_lm_does_not_have_is_refused(tmp_path: Path) -> None:
-    from transformers import BloomConfig
-
-    config = BloomConfig(vocab_size=14, hidden_size=64, n_layer=2, n_head=2)
-    with pytest.raises(UserError, match=r"mlx-lm cannot build .* take --engine transformers"):
-        started(configured(config, tmp_path))
-
-
-def test_a_model_of_which_nothing_can_be_rounded_is_refused(tmp_path: Path) -> None:
-    staged = configured(LlamaConfig(**{**SHAPE, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}), tmp_path)
-    with pytest.raises(UserError, match=r"no matrix of this model .* leave out --precision"):
-        started(staged, precision="int8")
+        started(configured(config, tmp_path), **options)
 
 
 def test_a_model_too_large_for_what_is_free_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
