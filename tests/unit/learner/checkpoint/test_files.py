@@ -74,24 +74,17 @@ def damage(directory: Path, how: str) -> None:
 
 
 def test_the_newest_is_found_with_its_step_and_lineage(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    prune(root, 1)
+    assert (newest_whole(root), steps(root)) == (None, [])
     for step in (3, 1, 2):
-        assert is_whole(save(tmp_path, step))
-    newest = newest_whole(tmp_path)
+        assert is_whole(save(root, step))
+    newest = newest_whole(root)
     assert newest is not None
-    assert (newest.step, newest.path, newest.lineage) == (3, tmp_path / "step-000003", b"\3")
-    assert steps(tmp_path) == [1, 2, 3]
-
-
-def test_steps_beyond_six_digits_are_in_order(tmp_path: Path) -> None:
+    assert (newest.step, newest.path, newest.lineage) == (3, root / "step-000003", b"\3")
     for step in (1_000_000, 999_999):
-        save(tmp_path, step, state=TrainerState(step=step, lineage="", parameters=3))
-    assert steps(tmp_path) == [999_999, 1_000_000]
-
-
-def test_where_nothing_was_saved_nothing_is_found(tmp_path: Path) -> None:
-    assert newest_whole(tmp_path / "none") is None
-    assert whole_checkpoints(tmp_path / "none") == []
-    prune(tmp_path / "none", 1)
+        save(root, step, state=TrainerState(step=step, lineage="", parameters=3))
+    assert steps(root) == [1, 2, 3, 999_999, 1_000_000], "in their order beyond six digits too"
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -148,6 +141,8 @@ def test_what_a_crash_left_half_written_is_ignored_and_written_over(tmp_path: Pa
     assert steps(tmp_path) == [1]
     assert not (save(tmp_path, 2) / "left over").exists()
     assert names(tmp_path) == {"step-000001", "step-000002"}
+    damage(tmp_path / "step-000001", "flipped")
+    assert is_whole(save(tmp_path, 1)), "nor does a damaged one stay"
 
 
 def test_a_fault_while_writing_leaves_only_what_was_there(tmp_path: Path) -> None:
@@ -171,12 +166,6 @@ def test_without_room_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(disk, "SPARE_BYTES", 1 << 60)
     with pytest.raises(DiskFull, match=r"no room for the checkpoint step-000002: free \d+ MB there$"):
         save(tmp_path, 2)
-    assert names(tmp_path) == {"step-000001"}
-
-
-def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
-    damage(save(tmp_path, 1), "flipped")
-    assert is_whole(save(tmp_path, 1))
     assert names(tmp_path) == {"step-000001"}
 
 
@@ -238,19 +227,16 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int, left: list[int]) -> None
     assert names(tmp_path) == {f"step-{step:06}" for step in left}
 
 
-def test_a_torn_older_one_does_not_count_as_kept(tmp_path: Path) -> None:
+def test_a_torn_older_one_does_not_count_as_kept_and_if_none_is_whole_all_are_left_for_a_person(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
     damage(tmp_path / "step-000002", "cut")
     prune(tmp_path, 2)
     assert names(tmp_path) == {"step-000001", "step-000003"}
-
-
-def test_if_none_is_whole_all_are_left_for_a_person_to_look_at(tmp_path: Path) -> None:
-    damage(save(tmp_path, 1), "flipped")
-    damage(save(tmp_path, 2), "flipped")
+    for name in names(tmp_path):
+        damage(tmp_path / name, "flipped")
     prune(tmp_path, 1)
-    assert names(tmp_path) == {"step-000001", "step-000002"}
+    assert names(tmp_path) == {"step-000001", "step-000003"}
 
 
 @pytest.mark.parametrize("remove", [lambda root: prune(root, 1), clear_up], ids=["prune", "clear_up"])
