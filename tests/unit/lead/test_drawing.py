@@ -18,7 +18,7 @@ GIB = 1 << 30
 LAYOUT = Layout(tensors=(TensorSpec(name="w", dtype="BF16", shape=(1 << 15, 1 << 15)),), files=())  # 2 GiB in bf16
 
 
-def _prepared(device: str, left_bytes: int, whole_bytes: int = 0) -> Prepared:
+def prepared(device: str, left_bytes: int = 0, whole_bytes: int = 0) -> Prepared:
     return Prepared(
         layout=LAYOUT,
         parameters=1 << 30,
@@ -39,7 +39,7 @@ def _prepared(device: str, left_bytes: int, whole_bytes: int = 0) -> Prepared:
 def test_one_draws_by_default_where_the_weights_and_a_few_samples_fit_into_what_a_step_leaves(
     device: str, left_bytes: int, count: int
 ) -> None:
-    found, why = default_count(_prepared(device, left_bytes), 512)
+    found, why = default_count(prepared(device, left_bytes), 512)
     assert found == count
     assert bool(why) is (count == 0)
     if why:
@@ -65,11 +65,11 @@ def test_samplers_take_the_gpus_that_the_trainer_leaves_alone(
 
 
 def test_on_the_trainers_gpu_it_is_given_what_a_step_leaves() -> None:
-    shared = _prepared("cuda:0", 8 * GIB, 32 * GIB)
+    shared = prepared("cuda:0", 8 * GIB, 32 * GIB)
     assert arguments(shared, "echo1:x", sharing=1)[-2:] == ["--gpu-memory-share", "0.25"]
     assert arguments(shared, "echo1:x", sharing=2)[-1] == "0.12"
-    for prepared, sharing in ((shared, 0), (_prepared("cpu", 8 * GIB), 1)):
-        assert "--gpu-memory-share" not in arguments(prepared, "echo1:x", sharing=sharing)
+    for trainer, sharing in ((shared, 0), (prepared("cpu", 8 * GIB), 1)):
+        assert "--gpu-memory-share" not in arguments(trainer, "echo1:x", sharing=sharing)
 
 
 @pytest.mark.parametrize(

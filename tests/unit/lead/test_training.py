@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.payload import layout_of
 from swarm.broadcast.publishing import content_of_file
@@ -24,6 +25,7 @@ from swarm.types import MAX_PARTS, NodeId, Score
 from swarm.wire import digest
 from tests.builders import prompt
 from tests.unit.episodes import TWO, played
+from tests.unit.lead.test_drawing import prepared
 from tests.unit.learner.checkpoint.test_files import save
 from tests.unit.rollout.journal.test_journal import group, taken
 from tests.unit.runs import Log, run_in
@@ -56,16 +58,7 @@ class Child:
         if self.starts in self.half_prepared_at:
             raise ChildFailed("the trainer failed: no space left on device")
         self._write()
-        return Prepared(
-            layout=LAYOUT,
-            parameters=1,
-            trained=1,
-            vocab_size=14,
-            context_tokens=64,
-            stop_token_ids=(2,),
-            device="cpu",
-            step=self.step,
-        )
+        return replace(prepared("cpu"), layout=LAYOUT, step=self.step)
 
     async def train(
         self, step: int, groups: list[TrainGroup], lineage: bytes = b"", learning_rate: float | None = None

@@ -209,31 +209,23 @@ def test_one_that_was_killed_goes_on_to_the_same_weights(
     settings = tmp_path / "run.toml"
     settings.write_text('[run]\ncheckpoint_every_steps = 3\n[learn]\nschedule = "linear"\n')
     run(data, tmp_path / "whole", config=settings)
-    learn = Tuner.learn
+    learn, begun = Tuner.learn, list[int]()
 
-    def killed(self: Tuner, rows: list[Row]) -> float:
-        if self.steps_taken == 5:
+    def watched(self: Tuner, rows: list[Row]) -> float:
+        begun.append(self.steps_taken)
+        if begun == [*range(6)]:
             raise KeyboardInterrupt
         return learn(self, rows)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(sft.Tuner, "learn", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run(data, tmp_path / "cut", config=settings)
+    monkeypatch.setattr(sft.Tuner, "learn", watched)
+    with pytest.raises(KeyboardInterrupt):
+        run(data, tmp_path / "cut", config=settings)
     assert [path.name for path in (tmp_path / "cut.sft/checkpoints").iterdir() if path.is_dir()] == ["step-000003"]
     with pytest.raises(UserError, match="holds a training with other examples or settings"):
         run(data, tmp_path / "cut", config=settings, learning_rate=1e-3)
     # To the files of a run that was not cut, the steps before the checkpoint are not taken again.
-    begun = list[int]()
-
-    def watched(tuner: sft.Tuner, rows: list[Any]) -> float:
-        begun.append(tuner.steps_taken)
-        return learn(tuner, rows)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(sft.Tuner, "learn", watched)
-        run(data, tmp_path / "cut", config=settings)
-    assert begun == [3, 4, 5, 6, 7]
+    run(data, tmp_path / "cut", config=settings)
+    assert begun == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7]
     for one, other in zip(weights(tmp_path / "whole"), weights(tmp_path / "cut"), strict=True):
         assert torch.equal(one, other)
 

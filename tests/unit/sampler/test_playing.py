@@ -46,6 +46,8 @@ def test_a_turn_continues_all_that_was_read_and_said_within_what_is_left() -> No
     second = game.answer(drawn(5, STOP))
     assert (second.turn, second.rollout.token_ids) == (1, ints(5, STOP))
     assert not game.goes_on(said(second, ended=True))
+    part = game.answer(replace(drawn(5), finish="handed"))
+    assert (part.rollout.finish, part.rollout.reason, part.rollout.token_ids) == ("failed", "time limit", b"")
 
 
 def test_a_completion_goes_on_where_it_was_handed_over() -> None:
@@ -59,27 +61,18 @@ def test_a_completion_goes_on_where_it_was_handed_over() -> None:
     assert anew.answer(replace(drawn(5), finish="handed")).rollout.finish == "handed"
 
 
-def test_a_long_completion_is_handed_over_after_a_portion() -> None:
+def test_a_long_completion_is_handed_over_after_portions_that_grow_unless_a_string_may_end_it() -> None:
     (game,) = games(lease(indices=(3,)))
     assert game.job(4).rules.max_new_tokens == 4
     assert game.answer(replace(drawn(5, 5, 5, 5), finish="length")).rollout.finish == "handed"
     assert game.answer(drawn(5, STOP)).rollout.finish == "stop"
     assert game.job(6).rules.max_new_tokens == 6
     assert game.answer(replace(drawn(*[5] * 6), finish="length")).rollout.finish == "length", "that was all of it"
-
-
-def test_portions_grow_with_what_there_is_and_are_not_cut_where_a_string_may_end_it() -> None:
     long = replace(lease().rules, max_new_tokens=1000)
     (game,) = games(replace(lease(indices=(3,), rules=long), begun=ints(*[4] * 800)))
     assert game.job(4).rules.max_new_tokens == 100
     (game,) = games(lease(indices=(3,), rules=replace(long, stop=("x",))))
     assert game.job(4).rules.max_new_tokens == 1000
-
-
-def test_of_an_episode_no_part_of_a_turn_is_handed_in() -> None:
-    (game,) = games(episode())
-    answer = game.answer(replace(drawn(5), finish="handed"))
-    assert (answer.rollout.finish, answer.rollout.reason, answer.rollout.token_ids) == ("failed", "time limit", b"")
 
 
 def test_the_limits_of_a_turn_hold_for_that_turn_alone() -> None:
@@ -101,9 +94,6 @@ def test_another_player_reads_its_own_stream_and_draws_from_a_seed_of_its_own() 
     assert (job.prompt_token_ids, job.seed) == ((9, 9), seat_seed(3, 1))
     assert game.goes_on(said(game.answer(drawn(5, STOP)), 7, seat=0))
     assert game.job().prompt_token_ids == (*PROMPT, 4, STOP, 7)
-
-
-def test_an_episode_of_a_lost_sampler_goes_on_where_it_stood() -> None:
-    (game,) = games(episode(ints(4, STOP, 7), ints(9), turn=3, seat=1))
-    assert game.job().prompt_token_ids == (9,)
-    assert game.answer(drawn(5, STOP)).turn == 3
+    (lost,) = games(episode(ints(4, STOP, 7), ints(9), turn=3, seat=1))
+    assert lost.job().prompt_token_ids == (9,), "one of a lost sampler goes on where it stood"
+    assert lost.answer(drawn(5, STOP)).turn == 3

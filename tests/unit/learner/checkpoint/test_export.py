@@ -214,16 +214,15 @@ def test_a_torn_checkpoint_is_passed_over_or_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
 
 
-def test_what_the_trainer_alone_needs_may_be_damaged(run_dir: Path, tmp_path: Path) -> None:
-    _cut(run_dir / "checkpoints/step-000004" / TENSORS)
-    assert exported(run_dir, tmp_path / "model") == 4
-
-
-def test_a_step_that_is_not_there_is_refused(run_dir: Path, tmp_path: Path) -> None:
+def test_a_step_that_is_not_there_is_refused_and_what_the_trainer_alone_needs_may_be_damaged(
+    run_dir: Path, tmp_path: Path
+) -> None:
     (run_dir / "checkpoints/step-000006").mkdir()
     for step, fault in ((3, "step 3 is not there; .* of: 2, 4"), (6, "step 6 is torn; .* of: 2, 4")):
         with pytest.raises(UserError, match=fault):
             exported(run_dir, tmp_path / "model", step=step)
+    _cut(run_dir / "checkpoints/step-000004" / TENSORS)
+    assert exported(run_dir, tmp_path / "model") == 4
 
 
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
@@ -239,7 +238,9 @@ def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
         command(run_dir, tmp_path / "model", step=1, best=True)
 
 
-def test_a_target_that_holds_anything_is_refused(made: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_target_that_holds_anything_or_that_one_is_in_is_refused(
+    made: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").touch()
     (tmp_path / "file").touch()
@@ -249,16 +250,12 @@ def test_a_target_that_holds_anything_is_refused(made: tuple[Path, Any], tmp_pat
         with pytest.raises(UserError, match=fault):
             exported(made[0], tmp_path / name)
     (tmp_path / "empty").mkdir()
+    with monkeypatch.context() as inside:
+        inside.chdir(tmp_path / "empty")
+        with pytest.raises(UserError, match="the directory you are in"):
+            exported(made[0], tmp_path / "empty")
     assert exported(made[0], tmp_path / "empty") == 4
     assert json.loads((tmp_path / "empty/config.json").read_text())["dtype"] == "bfloat16"
-
-
-def test_the_directory_that_one_is_in_is_refused(
-    made: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="the directory you are in"):
-        exported(made[0], tmp_path)
 
 
 # -- an adapter ----------------------------------------------------------------------------------------------

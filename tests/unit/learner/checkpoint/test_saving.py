@@ -37,7 +37,7 @@ from swarm.learner.trainer import EXPERTS, Trainer
 from swarm.models.device import as_streamed
 from swarm.types import OptimizerStates
 from tests.unit.models import model_directory, moe_model
-from tests.unit.trainers import group, trainer_in, weights
+from tests.unit.trainers import group, saved, trainer_in, weights
 
 IDS = torch.tensor([[1, 3, 4, 5, 13, 3, 4]])
 
@@ -132,16 +132,6 @@ def test_a_run_goes_on_with_its_moments_elsewhere(
     else:
         moved = (weights(first) - resumed).abs().mean()
         assert 0 < (weights(after) - weights(first)).abs().mean() < moved / 10
-
-
-def test_draws_go_on_where_they_were(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path)
-    torch.rand(3)
-    directory = save(trainer, tmp_path, 0)
-    trainer.flush()
-    expected = torch.rand(3).tolist()
-    trainer_in(tmp_path, resume=directory)
-    assert torch.rand(3).tolist() == expected
 
 
 def test_a_mixture_of_experts_learns_and_its_checkpoint_is_what_is_published(tmp_path: Path) -> None:
@@ -253,9 +243,9 @@ def test_a_write_that_fails_half_way_leaves_the_checkpoint_before(tmp_path: Path
     trainer.flush()
     with files_of_at_most(100_000):
         save(trainer, root, 2)
-        saved = trainer.flush()
-    assert saved.step == 1
-    assert re.search(r"^the checkpoint of step 2 could not be saved: .*File too large", saved.fault)
+        found = trainer.flush()
+    assert found.step == 1
+    assert re.search(r"^the checkpoint of step 2 could not be saved: .*File too large", found.fault)
     assert [path.name for path in root.iterdir() if path.is_dir()] == ["step-000001"]
     assert is_whole(root / "step-000001")
 
@@ -263,31 +253,17 @@ def test_a_write_that_fails_half_way_leaves_the_checkpoint_before(tmp_path: Path
 # -- the wrong checkpoint ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    trainer = trainer_in(tmp_path)
-    directory = save(trainer, tmp_path, 1)
-    trainer.flush()
-    return directory
-
-
-def test_a_checkpoint_of_another_model_is_refused(directory: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_of_another_model_torn_or_absent_is_one_line_for_the_user(tmp_path: Path) -> None:
+    directory = saved(trainer_in(tmp_path), tmp_path / "step-000001", 1)
     wider = model_directory(tmp_path / "wider", intermediate_size=256)
     with pytest.raises(UserError, match=r"of a model of [\d,]+ parameters, not of one of"):
         trainer_in(tmp_path, model=wider, resume=directory)
-
-
-def test_a_checkpoint_with_other_tensors_is_refused(directory: Path, tmp_path: Path) -> None:
-    held = load_file(directory / TENSORS)
+    held, whole = load_file(directory / TENSORS), (directory / TENSORS).read_bytes()
     held["weight/model.norm.bias"] = held.pop("weight/model.norm.weight")
     save_file(held, directory / TENSORS)
     with pytest.raises(UserError, match=r"is of another model: model.norm.weight differs"):
         trainer_in(tmp_path, resume=directory)
-
-
-def test_a_checkpoint_that_is_torn_or_absent_is_one_line_for_the_user(directory: Path, tmp_path: Path) -> None:
-    torn = (directory / TENSORS).read_bytes()[:1000]
-    for damage in (lambda path: path.write_bytes(torn), Path.unlink):
+    for damage in (lambda path: path.write_bytes(whole[:1000]), Path.unlink):
         damage(directory / TENSORS)
         with pytest.raises(UserError, match=r"trainer.safetensors cannot be read"):
             trainer_in(tmp_path, resume=directory)
@@ -299,11 +275,12 @@ def test_a_checkpoint_that_is_torn_or_absent_is_one_line_for_the_user(directory:
 # -- an adapter ----------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_of_an_adapter_holds_no_weight_that_is_frozen(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_adapter_holds_no_weight_that_is_frozen_and_goes_on_beside_the_same_alone(
+    tmp_path: Path,
+) -> None:
     trainer = trainer_in(tmp_path, adapter=ADAPTER)
     train(trainer, range(1))
-    directory = save(trainer, tmp_path, 1)
-    trainer.flush()
+    directory = saved(trainer, tmp_path / "step-000001", 1)
     held = load_file(directory / TENSORS)
     trained, moments = ({n for n in held if n.startswith(kind)} for kind in ("weight/", "adam/exp_avg_sq/"))
     assert len(trained) == len(moments) == 2 * 14
@@ -312,12 +289,6 @@ def test_a_checkpoint_of_an_adapter_holds_no_weight_that_is_frozen(tmp_path: Pat
     assert {name.removeprefix("base_model.model.") for name in written} == {n.partition("/")[2] for n in trained}
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
     assert is_whole(directory)
-
-
-def test_an_adapter_goes_on_beside_the_weights_that_it_was_trained_beside_alone(tmp_path: Path) -> None:
-    trainer = trainer_in(tmp_path, adapter=ADAPTER)
-    directory = save(trainer, tmp_path, 0)
-    trainer.flush()
     with pytest.raises(UserError, match="trained with other frozen weights"):
         trainer_in(tmp_path / "other", resume=directory, adapter=ADAPTER, seed=1)
     with pytest.raises(UserError, match=r"is of a model of .* parameters, not of one of"):
