@@ -126,13 +126,18 @@ async def settled(*names_and_prices: tuple[str, float], decisions: int = DECISIO
 PRICED = (("a1", 1.0), ("a2", 1.0), ("b1", 3.0), ("b2", 3.0), ("b3", 3.0))
 
 
-async def test_the_cheapest_that_suffice_are_active_and_the_others_hear_why() -> None:
+async def test_the_cheapest_that_suffice_are_active_and_have_rent_and_the_others_hear_why() -> None:
     swarm = await settled(*PRICED)
     assert swarm.active() == {"a1", "a2"}
     assert all("you cost more than the samplers that suffice" in why for why in swarm.standby.values())
     assert swarm.said[-1].startswith("2 samplers active, 3 on standby: ")
     status = swarm.provisioning.status()["capacity"]
     assert (status["activate"], status["active"], status["standby"], status["feasible"]) == ("cheapest", 2, 3, True)
+    cost = swarm.provisioning.status()["cost"]
+    assert cost["cost_per_hour"] == 2.0
+    dear = cost["by_class"]["b"]
+    assert dear["rent"] == pytest.approx(3.0 * dear["active_s"] / HOUR_S)
+    assert cost["by_class"]["a"]["active_s"] / 2 > dear["active_s"] / 3 > 0
     # Two samplers have 1.6 times as many turns as a step of single ones needs.
     assert (await settled(*PRICED, turns=2)).active() == {"a1", "a2", "b1"}
 
@@ -177,15 +182,6 @@ async def test_a_measured_install_is_not_taken_to_wait_for_the_version_before_on
     swarm.provisioning._installs_s.update(a1=1.5 * STEP_S)
     workers = [Worker(name=name, device_class="b", rollouts_per_s=1.0) for name in ("a1", "a2")]
     assert swarm.provisioning._disseminate()(workers).install_s[0] == 1.5 * STEP_S
-
-
-async def test_rent_is_for_who_is_active_and_traffic_for_all() -> None:
-    swarm = await settled(*PRICED)
-    cost = swarm.provisioning.status()["cost"]
-    assert cost["cost_per_hour"] == 2.0
-    dear = cost["by_class"]["b"]
-    assert dear["rent"] == pytest.approx(3.0 * dear["active_s"] / HOUR_S)
-    assert cost["by_class"]["a"]["active_s"] / 2 > dear["active_s"] / 3 > 0
 
 
 async def test_metered_traffic_is_charged_both_ways_and_once() -> None:

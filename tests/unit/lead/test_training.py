@@ -269,41 +269,27 @@ async def test_staging_waits_while_a_publication_reads_the_file(run: Run) -> Non
     assert run.training.staging.read_bytes() != before
 
 
-@pytest.mark.parametrize("room", [True, False])
-async def test_weights_that_may_be_audited_are_not_staged_over(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+@pytest.mark.parametrize(("room", "dies"), [(True, False), (False, False), (True, True)])
+async def test_weights_that_may_be_audited_are_not_staged_over_nor_by_a_trainer_that_is_started_again(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool, dies: bool
 ) -> None:
     """Without room for both, the learner's own come first."""
     await run.training.stage()
     before = run.training.staging.read_bytes()
-    held = hold(run)
+    run.training.audited.mkdir()
+    held = run.training.audited / "0.1.bin"
+    os.link(run.training.staging, held)
     if not room:
         monkeypatch.setattr("swarm.lead.training.allocate", _no_room)
+    run.child.dies_at = [("train", 0)] * dies
     await run.training.catch_up(1)
     await run.training.stage()
+    assert run.child.starts == 1 + dies
     assert run.training.staging.read_bytes() != before
     assert held.exists() == room
     if room:
         assert held.read_bytes() == before
     assert not (tmp_path / "staging.next").exists()
-
-
-async def test_a_trainer_that_is_started_again_stages_over_no_weights_of_the_audit(run: Run) -> None:
-    await run.training.catch_up(1)
-    await run.training.stage()
-    before = run.training.staging.read_bytes()
-    held = hold(run)
-    run.child.dies_at = [("train", 1)]
-    await run.training.catch_up(2)
-    assert run.child.starts == 2
-    assert held.read_bytes() == before
-
-
-def hold(run: Run) -> Path:
-    """The staged weights under a second name."""
-    run.training.audited.mkdir()
-    os.link(run.training.staging, held := run.training.audited / "0.1.bin")
-    return held
 
 
 def _no_room(descriptor: int, nbytes: int, path: Path) -> None:

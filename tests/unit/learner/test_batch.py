@@ -89,12 +89,9 @@ def test_rows_of_one_micro_batch_are_about_as_long_as_one_another() -> None:
     assert sum(part.token_ids.numel() for part in cut(rows, None)) > 1.4 * real
 
 
-def test_a_row_longer_than_the_budget_is_alone() -> None:
+def test_equal_rows_stay_in_order_and_one_longer_than_the_budget_is_alone() -> None:
     parts = cut([row([1], [3]), row([1], list(range(12))), row([1], [4])], 8)
     assert [part.numbers for part in parts] == [(1,), (0, 2)]
-
-
-def test_the_same_rows_are_cut_alike_and_equal_ones_stay_in_order() -> None:
     rows = [row([1], [3, 4]) for _ in range(5)]
     assert [part.numbers for part in cut(rows, 4)] == [(0, 1), (2, 3), (4,)]
     assert [part.numbers for part in cut(rows, None)] == [(0, 1, 2, 3, 4)]

@@ -56,15 +56,11 @@ def test_the_nearest_of_what_is_rounded_off_is_what_is_published_and_its_last_bi
     assert torch.equal(held.view(torch.int32), even)
 
 
-def test_the_cpu_is_taken_where_there_is_nothing_else() -> None:
-    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert pick_device("cpu") == torch.device("cpu")
-
-
-def test_no_attention_is_planned_anew_for_each_shape() -> None:
+def test_the_cpu_is_taken_where_there_is_nothing_else_and_no_attention_is_planned_anew_for_each_shape() -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
-    pick_device("auto")
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    assert pick_device("cpu") == torch.device("cpu")
 
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="a Mac has what this wants to miss")

@@ -16,7 +16,7 @@ from swarm.errors import UserError
 from swarm.learner import policy as policy_module
 from swarm.learner.batch import Row, micro_batches
 from swarm.learner.messages import TrainerConfig
-from swarm.learner.policy import Draws, Policy, TokenFigures, arrange
+from swarm.learner.policy import Draws, Policy, arrange
 from tests.unit.models import logprobs_of
 from tests.unit.rows import CPU, grouped_rows, random_rows, row, small_model
 
@@ -90,9 +90,11 @@ def test_rows_that_share_their_prompt_give_the_log_probs_and_the_gradient_of_row
     assert float((some - others).norm()) < 1e-5 * float(others.norm())
 
 
-def test_rows_are_alone_if_the_user_says_so() -> None:
+def test_rows_are_alone_if_the_user_says_so_and_packing_is_refused_where_they_would_see_one_another() -> None:
     rules, _ = Policy(small_model("llama"), TrainerConfig(), temperature=1.0).settle(TrainerConfig(packing=False), CPU)
     assert rules.shares_beyond == 0
+    with pytest.raises(UserError, match="packed rows apart"):
+        Policy(small_model("alibi"), TrainerConfig(), temperature=1.0).settle(TrainerConfig(packing=True), CPU)
 
 
 def test_long_completions_do_not_share_a_short_prompt() -> None:
@@ -102,39 +104,6 @@ def test_long_completions_do_not_share_a_short_prompt() -> None:
     assert [part.numbers for part in micro_batches(long, rules, CPU) for _ in part.token_ids] == [(0, 1, 2, 3)] * 4
     (part,) = micro_batches([row([1, *range(9)], [last, 2]) for last in range(3, 7)], rules, CPU)
     assert part.token_ids.tolist() == [[1, *range(9), 3, 4, 5, 6]]
-
-
-def test_packing_is_refused_where_rows_would_see_one_another() -> None:
-    policy = Policy(small_model("alibi"), TrainerConfig(), temperature=1.0)
-    with pytest.raises(UserError, match="packed rows apart"):
-        policy.settle(TrainerConfig(packing=True), CPU)
-
-
-@pytest.mark.parametrize("entropy_pulls", [False, True])
-def test_chunks_change_neither_a_log_prob_nor_an_entropy_nor_the_gradient(
-    entropy_pulls: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = small_model("qwen3").train()
-    policy = Policy(model, TrainerConfig(), temperature=TEMPERATURE)
-    policy.module.entropy_pulls = entropy_pulls
-    (part,) = micro_batches(random_rows(8), TrainerConfig(), CPU)
-
-    def read() -> tuple[TokenFigures, torch.Tensor]:
-        model.zero_grad(set_to_none=True)
-        found = policy.read(part)
-        assert found.entropy.requires_grad is entropy_pulls
-        weights = torch.linspace(-1, 1, len(found.logprobs))
-        torch.autograd.backward((weights * (found.logprobs + found.entropy)).sum())
-        return found, gradient_of(model)
-
-    policy.module.in_chunks = False
-    whole, expected = read()
-    policy.module.in_chunks = True
-    monkeypatch.setattr(policy_module, "CHUNK_BYTES", 4 * 14 * 5)
-    chunked, found = read()
-    torch.testing.assert_close(chunked.logprobs, whole.logprobs, atol=1e-5, rtol=0)
-    torch.testing.assert_close(chunked.entropy, whole.entropy, atol=1e-5, rtol=0)
-    assert float((found - expected).norm()) < 1e-5 * float(expected.norm())
 
 
 class Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]

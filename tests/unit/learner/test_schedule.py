@@ -38,10 +38,7 @@ def test_it_never_rises_after_the_warm_up_and_needs_none(schedule: Schedule) -> 
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == 1.0
     assert shares[50] == FLOOR
-
-
-def test_a_run_shorter_than_its_warm_up_only_rises() -> None:
-    assert scheduled_share("linear", 4, steps=5, warmup_steps=10) == 0.5
+    assert scheduled_share(schedule, 4, steps=5, warmup_steps=10) == 0.5, "a run shorter than its warm-up only rises"
 
 
 def test_a_rate_that_was_set_is_scaled_by_the_schedule_and_gives_what_a_run_with_it_gives(tmp_path: Path) -> None:

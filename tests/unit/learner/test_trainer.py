@@ -34,12 +34,17 @@ def test_a_step_that_does_not_follow_the_one_before_is_refused(trainer: Trainer)
             commands.handle(Train(step=step, groups=batch))
 
 
-def test_a_batch_without_variance_changes_nothing_and_counts(trainer: Trainer) -> None:
+def test_a_batch_without_variance_changes_nothing_and_counts_and_rewards_too_large_to_square_end_no_run(
+    trainer: Trainer,
+) -> None:
     before = weights(trainer)
     done = trainer.step(Train(step=0, groups=(group([0.5, 0.5]), group([1.0, 1.0]))))
     assert torch.equal(weights(trainer), before)
     assert done.metrics["optimizer_steps"] == 0
     assert done.metrics["frac_reward_zero_std"] == 1.0
+    # Nodes refuse such a reward; what comes to the trainer all the same is computed with.
+    figures = trainer.step(Train(step=1, groups=(group([1e160, 0.0, 0.0, 0.0]),))).metrics
+    assert figures["optimizer_steps"] == 2
 
 
 def test_groups_without_variance_count_in_the_mean(tmp_path: Path) -> None:
@@ -110,12 +115,6 @@ def test_a_turn_ends_with_what_any_file_says_that_the_vocabulary_has(
         found = json.loads((model / name).read_text())
         (model / name).write_text(json.dumps(found | {"eos_token_id": said}))
     assert trainer_in(tmp_path, model=str(model)).prepared().stop_token_ids == stops
-
-
-def test_a_reward_that_cannot_be_squared_ends_no_run(trainer: Trainer) -> None:
-    """Nodes refuse it; what comes to the trainer all the same is computed with."""
-    figures = trainer.step(Train(step=0, groups=(group([1e160, 0.0, 0.0, 0.0]),))).metrics
-    assert figures["optimizer_steps"] == 2
 
 
 def test_a_life_tells_what_its_run_began_with(tmp_path: Path) -> None:

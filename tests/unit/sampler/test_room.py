@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -78,21 +77,21 @@ def test_a_layout_tells_of_a_model_what_the_model_itself_does(kind: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "config", [None, b"{", b"[1]", b'{"text_config": 3}', b'{"hidden_size": -1, "vocab_size": "x"}']
+    ("config", "keys"),
+    [
+        *((nothing, 64) for nothing in (None, b"{", b"[1]", b'{"text_config": 3}')),
+        (b'{"hidden_size": -1, "vocab_size": "x"}', 64),
+        (b'{"text_config": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 1}}', 16),
+    ],
 )
-def test_where_a_configuration_says_nothing_it_is_guessed_on_the_high_side(config: bytes | None) -> None:
+def test_where_a_configuration_says_nothing_it_is_guessed_on_the_high_side_and_of_a_model_with_eyes_the_text_counts(
+    config: bytes | None, keys: int
+) -> None:
     tensors = layout(("embed.weight", "BF16", (50, 64)), ("layers.0.w.weight", "BF16", (64, 8))).tensors
     files = () if config is None else (ModelFile(name="config.json", content=config),)
     found = shape_of_layout(Layout(tensors=tensors, files=files))
-    assert (found.rounded, found.other_parameters, found.layers, found.keys) == (512, 3200, 1, 64)
+    assert (found.rounded, found.other_parameters, found.layers, found.keys) == (512, 3200, 1, keys)
     assert (found.vocab_size, found.context_tokens) == (50, 0)
-
-
-def test_of_a_model_with_eyes_the_text_counts() -> None:
-    config = json.dumps({"text_config": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 1}})
-    tensors = layout(("embed.weight", "BF16", (50, 64))).tensors
-    files = (ModelFile(name="config.json", content=config.encode()),)
-    assert shape_of_layout(Layout(tensors=tensors, files=files)).keys == 16
 
 
 def test_a_sample_takes_its_keys_and_values_and_one_draw() -> None:

@@ -134,6 +134,15 @@ def test_a_run_goes_on_with_its_moments_elsewhere(
         assert 0 < (weights(after) - weights(first)).abs().mean() < moved / 10
 
 
+def test_draws_go_on_where_they_were(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path)
+    torch.rand(3)
+    directory = saved(trainer, tmp_path / "step-000000", 0)
+    expected = torch.rand(3).tolist()
+    trainer_in(tmp_path, resume=directory)
+    assert torch.rand(3).tolist() == expected
+
+
 def test_a_mixture_of_experts_learns_and_its_checkpoint_is_what_is_published(tmp_path: Path) -> None:
     base = model_directory(tmp_path / "base", moe_model(0))
     trainer = trainer_in(tmp_path / "run", model=base)
