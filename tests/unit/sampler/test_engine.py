@@ -104,6 +104,8 @@ def test_the_engine_copies_the_weights_and_never_aliases_the_file(staged: Staged
     with mapped.open("r+b") as file:
         file.write(bytes(staged.layout.total_bytes))
     assert draw(engine, job(3)) == before
+    model = engine._model
+    assert model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr(), "tied"
 
 
 def test_what_is_of_another_model_or_would_round_the_weights_is_refused_before_they_come(
