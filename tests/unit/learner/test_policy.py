@@ -159,15 +159,17 @@ def test_the_head_is_cast_once_for_both_passes(monkeypatch: pytest.MonkeyPatch) 
 def test_the_gradient_of_the_head_is_added_up_in_float32(size: int) -> None:
     """All tokens pull alike, so that a sum in bf16 would stand still. The bound is the rounding of one product."""
     draw = torch.Generator().manual_seed(0)
-    hidden = (1 + torch.rand((400, 8), generator=draw)).bfloat16()
+    hidden = (1 + torch.rand((400, 8), generator=draw)).bfloat16().requires_grad_()
     weight = torch.randn((11, 8), generator=draw).requires_grad_()
     bias, targets = torch.randn(11, generator=draw).requires_grad_(), torch.full((400,), 3)
     apply: Any = policy_module._InChunks.apply
     logprobs, _ = apply(hidden, weight, bias, targets, size, TEMPERATURE, False)
-    found = torch.autograd.grad(logprobs.sum(), (weight, bias))
+    *found, of_hidden = torch.autograd.grad(logprobs.sum(), (weight, bias, hidden))
     plain = [one.detach().bfloat16().double().requires_grad_() for one in (weight, bias)]
-    logits = (hidden.double() @ plain[0].t() + plain[1]) / TEMPERATURE
-    expected = torch.autograd.grad(logits.log_softmax(-1)[:, 3].sum(), plain)
+    wide = hidden.detach().double().requires_grad_()
+    logits = (wide @ plain[0].t() + plain[1]) / TEMPERATURE
+    *expected, own = torch.autograd.grad(logits.log_softmax(-1)[:, 3].sum(), (*plain, wide))
+    assert float((of_hidden - own).norm()) < 2**-6 * float(own.norm())
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == torch.float32
         assert float((one - other).norm()) < 2**-9 * float(other.norm())
@@ -295,6 +297,7 @@ def test_log_probs_and_entropy_have_the_gradient_of_float64(pulls: tuple[float, 
     targets, weights = torch.randint(11, (5,), generator=draw), torch.randn(5, generator=draw)
     apply: Any = policy_module._InChunks.apply
     logprobs, entropy = apply(logits, None, None, targets, 2, TEMPERATURE, entropy_pulls)
+    assert entropy.requires_grad is entropy_pulls
     of_logprobs, of_entropy = pulls
     (found,) = torch.autograd.grad((weights * (of_logprobs * logprobs + of_entropy * entropy)).sum(), logits)
     plain = logits.detach().double().requires_grad_()
