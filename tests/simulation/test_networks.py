@@ -103,7 +103,9 @@ class Block:
 class Firehose:
     """Always has something for everybody, until `left` is none."""
 
-    def __init__(self, shape: NetworkShape, *, up: float = 1000.0, down: dict[NodeId, float], left: int = 10**6) -> None:
+    def __init__(
+        self, shape: NetworkShape, *, up: float = 1000.0, down: dict[NodeId, float], left: int = 10**6
+    ) -> None:
         self.world = World(Random(3))
         self.network: BulkNetwork[Block] = BulkNetwork(self.world, shape, self)
         self.network.add(S, up_bytes_per_s=up, down_bytes_per_s=up)
