@@ -19,6 +19,7 @@ from swarm.rollout.journal.entries import BatchTaken, RecordedRun
 from swarm.rollout.messages import Answer
 from swarm.rollout.plane.buffer import Buffer
 from swarm.rollout.plane.effects import Effect, Judged
+from swarm.rollout.plane.episodes import Episode, PlayerStream
 from swarm.rollout.plane.groups import Group, LeaseTable, Sample
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.rollout.plane.rules import Pacing
@@ -204,6 +205,10 @@ BREAKAGES: list[tuple[Breakage, str, int, str]] = [
     (put(holding, "may_take", always(True)), "unlimited-hold", 6, "I7: .* is stale"),  # One that left something behind
     (put(holding.HoldingPacing, "may_take", always(False)), "default", 1, "I7: a batch is ready and is not taken"),
     (lowered_bound_goes_unsaid, "dial", 1, "I3: .* is stale for another reason"),
+    (put(Episode, "begun", property(always(False))), "episodes", 1, "episodes: .* does not go on from turn"),
+    (put(swarm.rollout.plane.plane, "turn_taken", always([])), "episodes", 1, "episodes: turn 1 of .* is not recorded"),
+    (put(PlayerStream, "read", always(None)), "episodes", 1, "episodes: .* is not what was drawn and said"),
+    (put(RolloutPlane, "is_taken", always(True)), "episodes", 1, "episodes: turn 0 of .* was not taken"),
     (replacing_without_end, "dynamic-sampling", 1, "dynamic: 5 groups were replaced for a batch of 4"),
     (any_is_replaced, "dynamic-sampling", 1, "I3: .* is not no_variance"),
     (put(RolloutPlane, "_is_for_replacement", always(False)), "dynamic-sampling", 1, "dynamic: .* and was kept"),

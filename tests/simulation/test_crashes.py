@@ -15,8 +15,8 @@ from swarm.types import NodeId
 from tests.simulator.rollouts.cluster import Cluster
 from tests.simulator.rollouts.scenario import (
     DEATHS,
-    NAMED,
     TINY,
+    TINY_EPISODES,
     TINY_SEQUENTIAL,
     UNLIMITED_HOLD,
     Crash,
@@ -28,8 +28,8 @@ from tests.simulator.rollouts.scenario import (
 
 pytestmark = pytest.mark.slow
 
-SMALL = pytest.mark.parametrize("small", [TINY, TINY_SEQUENTIAL], ids=lambda small: small.name)
-SAMPLERS = pytest.mark.parametrize("node", [NodeId(f"s{i}") for i in range(TINY.samplers)])
+SMALL = pytest.mark.parametrize("small", [TINY, TINY_SEQUENTIAL, TINY_EPISODES], ids=lambda small: small.name)
+SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 9))])
 
 
 def crash_before_each_effect(small: Scenario, what: Death, seed: int) -> None:
@@ -74,35 +74,19 @@ def saved_by_the_spool(node: NodeId, lines: list[str]) -> set[str]:
 @pytest.mark.parametrize(
     "what", [pytest.param(what, marks=[] if what == "both" else pytest.mark.long) for what in DEATHS]
 )
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 9))])
+@SEEDS
 @SMALL
 def test_a_crash_before_any_one_effect_is_survived(small: Scenario, seed: int, what: Death) -> None:
     crash_before_each_effect(small, what, seed)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("what", DEATHS)
-@pytest.mark.parametrize("name", ["tiny-still", "tiny-still-sequential"])
-def test_a_crash_is_survived_where_steps_change_nothing(name: str, what: Death) -> None:
-    crash_before_each_effect(NAMED[name], what, 0)
-
-
-@SAMPLERS
+@SEEDS
+@pytest.mark.parametrize("node", [NodeId(f"s{i}") for i in range(TINY.samplers)])
 @SMALL
 def test_a_crash_of_a_sampler_before_any_one_action_is_survived_and_its_spool_counts(
-    small: Scenario, node: NodeId
-) -> None:
-    assert crash_before_each_action(small, node, 0) > 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(1, 9))
-@SAMPLERS
-@SMALL
-def test_a_crash_of_a_sampler_before_any_one_action_is_survived_whatever_the_seed(
     small: Scenario, node: NodeId, seed: int
 ) -> None:
-    crash_before_each_action(small, node, seed)
+    assert crash_before_each_action(small, node, seed) > 0 or seed
 
 
 @pytest.mark.parametrize("what", DEATHS)

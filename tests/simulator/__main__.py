@@ -16,20 +16,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from tests.simulator.breach import InvariantBreach
-from tests.simulator.broadcast.checkers import BroadcastBreach
-from tests.simulator.broadcast.seeds import BroadcastFigures, BroadcastPlan
-from tests.simulator.broadcast.seeds import run_plan as run_broadcast_plan
-from tests.simulator.gossip.checkers import GossipBreach
-from tests.simulator.gossip.seeds import GossipFigures, GossipPlan
-from tests.simulator.gossip.seeds import run_plan as run_gossip_plan
+from tests.simulator.broadcast import seeds as broadcast
+from tests.simulator.gossip import seeds as gossip
 from tests.simulator.rollouts.cluster import Cluster
 from tests.simulator.rollouts.scenario import DRAWN, NAMED, RANDOM, Crash, SamplerCrash, parse_crash, scenario_named
 
-Tell = Callable[[str], None]
-RunSeed = Callable[[int, Tell | None], GossipFigures | BroadcastFigures]
+RunSeed = Callable[..., gossip.Figures]
 
 REPORT_EVERY_SEEDS = 100
 
@@ -57,14 +52,14 @@ def main() -> int:
         parser.error("membership and transfers have random scenarios only")
     try:
         if arguments.gossip:
-            run_settling(gossip_run, arguments.seed, arguments.seeds, done="whole again", trace=arguments.trace)
+            run_settling(gossip.run_seed, arguments.seed, arguments.seeds, done="whole again", trace=arguments.trace)
         elif arguments.broadcast:
-            run_settling(broadcast_run, arguments.seed, arguments.seeds, done="delivered", trace=arguments.trace)
+            run_settling(broadcast.run_seed, arguments.seed, arguments.seeds, done="delivered", trace=arguments.trace)
         elif arguments.seed is not None:
             run_one(arguments.seed, arguments.scenario, arguments.crash_at, trace=arguments.trace)
         else:
             run_many(arguments.seeds, arguments.scenario)
-    except (InvariantBreach, GossipBreach, BroadcastBreach) as breach:
+    except InvariantBreach as breach:
         print(breach)
         return 1
     return 0
@@ -108,28 +103,19 @@ def run_many(seeds: range, name: str) -> None:
 def run_settling(run: RunSeed, seed: int | None, seeds: range, *, done: str, trace: bool) -> None:
     """Run one random scenario of a part and print its figures, or many and print the slowest to settle."""
     if seed is not None:
-        figures = run(seed, print if trace else None)
-        for field in fields(figures):
-            print(f"{field.name.replace('_', ' '):<19} {getattr(figures, field.name)}")
+        for name, figure in run(seed, tell=print if trace else None).items():
+            print(f"{name.replace('_', ' '):<19} {figure}")
         return
     events, slowest_s = 0, 0.0
     for one in seeds:
-        figures = run(one, None)
-        events += figures.events
-        slowest_s = max(slowest_s, figures.settle_s)
+        figures = run(one)
+        events += figures["events"]
+        slowest_s = max(slowest_s, figures["settle_s"])
         if is_reported(one, seeds):
             print(
                 f"{one - seeds.start + 1} seeds, {events} events, {done} within {slowest_s:.0f} s, no breach",
                 flush=True,
             )
-
-
-def gossip_run(seed: int, tell: Tell | None) -> GossipFigures:
-    return run_gossip_plan(GossipPlan.random(seed), seed, tell=tell)
-
-
-def broadcast_run(seed: int, tell: Tell | None) -> BroadcastFigures:
-    return run_broadcast_plan(BroadcastPlan.random(seed), seed, tell=tell)
 
 
 def seeds_of(text: str) -> range:

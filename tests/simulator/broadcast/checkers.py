@@ -15,6 +15,7 @@ from swarm.broadcast.notes import MAX_BITMAP_BYTES, MAX_INDICES, Note, Send
 from swarm.errors import ProtocolError
 from swarm.types import NodeId
 from swarm.wire import decode, encode
+from tests.simulator.breach import InvariantBreach
 from tests.simulator.broadcast.schemes import bound_bytes_per_s
 from tests.simulator.broadcast.swarm import BroadcastSwarm, Member
 
@@ -29,10 +30,6 @@ baselines are given the time of a star: one slow node above all is what they are
 
 CAPS_EVERY_ACTS = 16
 """To look at every queue after every act would take most of a run."""
-
-
-class BroadcastBreach(Exception):
-    """A node did what it must never do. The message ends with the command that replays it."""
 
 
 class BroadcastChecker:
@@ -56,7 +53,7 @@ class BroadcastChecker:
         if not self._swarm.run(limit_s):
             late = [m.host.node for m in self._swarm.live_peers() if m.missing]
             lack = [m.missing for m in self._swarm.live_peers() if m.missing]
-            self._breach(f"I6: {limit_s:.0f} s after the last fault {late} still lack {lack} chunks")
+            self._breach("I6", f"{limit_s:.0f} s after the last fault {late} still lack {lack} chunks")
         return self._swarm.world.now - began
 
     def bound_s(self) -> float:
@@ -71,21 +68,21 @@ class BroadcastChecker:
     def _on_send(self, member: Member, content: Send | Note) -> None:
         if isinstance(content, Send):
             if not 0 <= content.index < self._swarm.count or not member.book[content.index]:
-                self._breach(f"I2: {member.host.node} sends chunk {content.index}, which it does not hold")
+                self._breach("I2", f"{member.host.node} sends chunk {content.index}, which it does not hold")
             return
         try:
             decode(encode(content), type(content), cap_bytes=NOTE_CAP_BYTES)
         except ProtocolError as error:
-            self._breach(f"I5: {member.host.node} says what nobody would accept: {error}")
+            self._breach("I5", f"{member.host.node} says what nobody would accept: {error}")
 
     def _after(self, member: Member) -> None:
         node, courier = member.host.node, member.courier
         if courier.complete != (member.missing == 0):
-            self._breach(f"I4: {node} says complete={courier.complete} and lacks {member.missing} chunks")
+            self._breach("I4", f"{node} says complete={courier.complete} and lacks {member.missing} chunks")
         if courier.complete:
             self._complete[node] = member
         elif self._complete.get(node) is member:
-            self._breach(f"I4: {node} was complete and no longer is")
+            self._breach("I4", f"{node} was complete and no longer is")
         self._acts += 1
         if self._acts % CAPS_EVERY_ACTS == 0:
             self._check_caps(member)
@@ -93,14 +90,14 @@ class BroadcastChecker:
     def _check_caps(self, member: Member) -> None:
         if isinstance(member.courier, TreeCourier):
             if not within_caps(member.courier):
-                self._breach(f"I5: a queue of {member.host.node} is over its cap")
+                self._breach("I5", f"a queue of {member.host.node} is over its cap")
             if member.courier._missing != member.missing:
-                self._breach(f"I2: {member.host.node} believes to lack {member.courier._missing} chunks")
+                self._breach("I2", f"{member.host.node} believes to lack {member.courier._missing} chunks")
         if self._swarm.network.over_window:
-            self._breach("I5: more is unacknowledged on a connection than its window")
+            self._breach("I5", "more is unacknowledged on a connection than its window")
 
-    def _breach(self, what: str) -> None:
-        raise BroadcastBreach(f"{what} (at {self._swarm.world.now:.3f} s)\nreplay: {self._replay}")
+    def _breach(self, rule: str, what: str) -> None:
+        raise InvariantBreach(rule, what, replay=self._replay, now=self._swarm.world.now)
 
 
 def within_caps(courier: TreeCourier) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from swarm.broadcast.forest.courier import TreeCourier
 from swarm.broadcast.forest.planner import MESH_PEERS
@@ -19,6 +20,8 @@ from tests.simulator.broadcast.network import NetworkShape
 from tests.simulator.broadcast.swarm import BroadcastSwarm, Host, Member
 
 MBIT = 1e6 / 8
+
+Figures = dict[str, Any]
 
 STALLED_BYTES_PER_S = MBIT
 """What a stalled link still carries: 1 Mbit/s, as in broadcast.md."""
@@ -91,26 +94,10 @@ class BroadcastPlan:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BroadcastFigures:
-    """What a run came to. `settle_s` is from the last fault on; `ratio` over the bound of those who live at the end."""
-
-    scheme: str
-    peers: int
-    chunks: int
-    virtual_s: float
-    ratio: float
-    settle_s: float
-    events: int
-    refused: int
-    duplicates: int
-    pulled: int
-    learner_copies: float
-    digest: str
-
-
-def run_plan(plan: BroadcastPlan, seed: int, *, tell: Callable[[str], None] | None = None) -> BroadcastFigures:
-    """Run it; BroadcastBreach where an invariant does not hold."""
+def run_seed(seed: int, *, tell: Callable[[str], None] | None = None) -> Figures:
+    """Run it, and return what it came to; InvariantBreach where an invariant does not hold. `settle_s` is from the last
+    fault on; `ratio` over the bound of those who live at the end."""
+    plan = BroadcastPlan.random(seed)
     draw = Random(f"broadcast faults {seed}")
     hosts = hosts_of(plan, draw)
     swarm = BroadcastSwarm(
@@ -131,7 +118,7 @@ def run_plan(plan: BroadcastPlan, seed: int, *, tell: Callable[[str], None] | No
     settle_s = checker.settle()
     times = [member.completed_at or 0.0 for member in swarm.live_peers()]
     trees = [member.courier for member in swarm.live_peers() if isinstance(member.courier, TreeCourier)]
-    return BroadcastFigures(
+    return Figures(
         scheme=swarm.plan.scheme,
         peers=len(times),
         chunks=swarm.count,

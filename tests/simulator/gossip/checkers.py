@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from swarm.gossip.records import MAX_LEAVES, MAX_PUBLICS, Died, Effect
 from swarm.gossip.table import blocks_of
 from swarm.types import NodeId, VersionId
+from tests.simulator.breach import InvariantBreach
 from tests.simulator.gossip.swarm import CONNECT_TRIPS, GossipNode, GossipSwarm
 
 MAX_CALLS = 64
@@ -27,13 +28,8 @@ MAX_CALLS = 64
 SENDING_S = 0.2
 """A link sends 64 KiB in less; a beat counts when all of the message has come."""
 
-
 HOPS = 4
 """Requests in a row that may have carried an age: answers, which are half of all ways, measure theirs."""
-
-
-class GossipBreach(Exception):
-    """A node did what it must never do. The message ends with the command that replays it."""
 
 
 @dataclass(slots=True)
@@ -172,5 +168,5 @@ class GossipChecker:
         if not holds:
             raise self._breach(rule, what)
 
-    def _breach(self, rule: str, what: str) -> GossipBreach:
-        return GossipBreach(f"{rule}: {what} ({self._swarm.world.now:.6f} virtual seconds)\nreplay: {self._replay}")
+    def _breach(self, rule: str, what: str) -> InvariantBreach:
+        return InvariantBreach(rule, what, replay=self._replay, now=self._swarm.world.now)

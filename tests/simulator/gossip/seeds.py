@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from swarm.gossip.records import GossipRules
 from tests.simulator.gossip.checkers import GossipChecker
 from tests.simulator.gossip.swarm import GossipScenario, GossipSwarm
 
 RULES = GossipRules()
+
+Figures = dict[str, Any]
 
 SETTLE_ROUNDS = 2 * RULES.life_rounds
 """I6: two lives of a record after the last fault everybody knows everybody; mostly it takes half a life."""
@@ -61,24 +64,10 @@ class GossipPlan:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GossipFigures:
-    """What a run came to. `settle_s` is how long the swarm took to be whole after the last fault."""
-
-    nodes: int
-    publics: int
-    lonely: int
-    virtual_s: float
-    events: int
-    deaths: int
-    false_deaths: int
-    settle_s: float
-    head_s: float
-    digest: str
-
-
-def run_plan(plan: GossipPlan, seed: int, *, tell: Callable[[str], None] | None = None) -> GossipFigures:
-    """Run it; GossipBreach where an invariant does not hold."""
+def run_seed(seed: int, *, tell: Callable[[str], None] | None = None) -> Figures:
+    """Run it, and return what it came to; InvariantBreach where an invariant does not hold. `settle_s` is how long the
+    swarm took to be whole after the last fault."""
+    plan = GossipPlan.random(seed)
     swarm = GossipSwarm(plan.scenario, seed, tell=tell)
     checker = GossipChecker(swarm, f"bin/python -m tests.simulator --gossip --seed {seed}")
     swarm.populate()
@@ -88,7 +77,7 @@ def run_plan(plan: GossipPlan, seed: int, *, tell: Callable[[str], None] | None 
     # A stall may come at any time: what is whole stays so but for the moment.
     swarm.publish(9, incarnation=1)
     head_s = checker.run_until_settled(HEAD_ROUNDS * RULES.round_s + 2 * plan.scenario.stall_s)
-    return GossipFigures(
+    return Figures(
         nodes=len(swarm.live()),
         publics=len(swarm.publics()),
         lonely=sum(map(checker.is_lonely, swarm.live())),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from swarm.rollout.journal.entries import RecordedGroup
@@ -15,7 +15,9 @@ Holding = frozenset[tuple[str, int]]
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """The books on one group that is open or ready. `born` is the version that it was opened for, `bound` S then."""
+    """The books on one group that is open or ready. `born` is the version that it was opened for, `bound` S then.
+
+    `turns` are those of episodes under way; the environment has `said` something to so many of them."""
 
     purpose: Purpose
     born: int
@@ -24,6 +26,8 @@ class Entry:
     holders: dict[int, NodeId] = field(default_factory=dict)
     rollouts: dict[int, Rollout] = field(default_factory=dict)
     begun: dict[int, Rollout] = field(default_factory=dict)
+    turns: defaultdict[int, list[tuple[NodeId, Rollout]]] = field(default_factory=lambda: defaultdict(list))
+    said: Counter[int] = field(default_factory=Counter)
     scored: dict[int, float] = field(default_factory=dict)
     failures: Counter[int] = field(default_factory=Counter)
     attempts: Counter[int] = field(default_factory=Counter)
@@ -43,6 +47,12 @@ class Entry:
         """The version of its oldest token, or the opening version while a sample is outstanding."""
         versions = [oldest_of(rollout) for rollout in self.rollouts.values()]
         return min(versions if len(versions) == self.size else [*versions, self.born])
+
+    @property
+    def oldest_drawn(self) -> int:
+        """The version of its oldest token so far, of episodes under way too."""
+        drew = [*self.rollouts.values(), *(turn for turns in self.turns.values() for _, turn in turns)]
+        return min(map(oldest_of, drew), default=self.oldest)
 
 
 def oldest_of(rollout: Rollout) -> int:
@@ -69,26 +79,32 @@ def followed(before: Rollout | None, part: Rollout, node: str = "") -> Rollout:
     )
 
 
-def entry_of(group: RecordedGroup, size: int) -> Entry:
-    """The books on a group that was found again: who was last given a sample that is not answered has it still."""
+def entry_of(group: RecordedGroup, size: int, *, episodes: bool) -> Entry:
+    """The books on a group that was found again: who was last given a sample that is not answered has it still. Of
+    `episodes` one without a turn begins again, and so does one whose score is not on record."""
     answered = {found.rollout.index: found for found in group.rollouts}
-    begun: dict[int, Rollout] = {}
-    for turn in group.turns:
-        begun[turn.drawn.index] = followed(begun.get(turn.drawn.index), turn.drawn, turn.node)
-    attempts = Counter[int]()
-    for one in group.leases:
-        attempts[one.index] = max(attempts[one.index], one.attempt)
-    return Entry(
+    found = Entry(
         purpose="train",
         born=group.version.version,
         bound=group.max_staleness,
         size=size,
-        holders={one.index: one.node for one in group.leases if one.index not in answered},
-        rollouts={index: found.rollout for index, found in answered.items()},
-        begun=begun,
-        attempts=attempts,
-        scored={index: found.score.reward for index, found in answered.items() if found.score is not None},
+        rollouts={index: one.rollout for index, one in answered.items()},
+        scored={index: one.score.reward for index, one in answered.items() if one.score is not None},
     )
+    for turn in group.turns:
+        index = turn.drawn.index
+        if episodes:
+            found.turns[index].append((turn.node, turn.drawn))
+            found.said[index] += 1
+        else:
+            found.begun[index] = followed(found.begun.get(index), turn.drawn, turn.node)
+    for one in group.leases:
+        again = episodes and not found.said[one.index]
+        found.attempts[one.index] = max(found.attempts[one.index], one.attempt + again)
+        if one.index not in answered and not again:
+            found.holders[one.index] = one.node
+    found.refused = episodes and len(found.scored) < len(answered)
+    return found
 
 
 class Books:
@@ -98,12 +114,13 @@ class Books:
         self.groups: dict[str, Entry] = {}
         self.closed: set[str] = set()
 
-    def begin(self, ledger: Ledger, size: int) -> None:
+    def begin(self, ledger: Ledger, size: int, *, episodes: bool) -> None:
         """Write the books anew from what is on record; of held-out groups nothing is."""
         held_out = {name for name, entry in self.groups.items() if entry.purpose == "eval"}
         held_out |= {name for name in self.closed if not name.startswith("t")}
         self.closed = held_out | {f"t{i}" for i, group in enumerate(ledger.groups) if group.end is not None}
-        self.groups = {f"t{group.number}": entry_of(group, size) for group in ledger.run().groups}
+        found = ledger.run().groups
+        self.groups = {f"t{group.number}": entry_of(group, size, episodes=episodes) for group in found}
 
     def close(self, group_id: str) -> None:
         del self.groups[group_id]
@@ -146,7 +163,7 @@ class Books:
         """True if the sample did not fail and was not withdrawn since the lease was given."""
         entry = self.groups.get(rollout.group_id)
         attempts = {spec.index: spec.attempt for spec in lease.samples}
-        if entry is None or self.begun_of(entry, rollout.index) != lease.begun:
+        if entry is None or self.has_moved_on(entry, lease, rollout.index):
             return False
         return entry.attempts[rollout.index] == attempts[rollout.index]
 
@@ -162,5 +179,9 @@ class Books:
             return rollout.group_id in self.closed
         current = entry.holders.get(rollout.index) == node and self.is_current(lease, rollout)
         told = rollout.finish in ("failed", "handed") and not current
-        moved_on = self.begun_of(entry, rollout.index) != lease.begun
-        return told or moved_on or rollout.index in entry.rollouts
+        return told or self.has_moved_on(entry, lease, rollout.index) or rollout.index in entry.rollouts
+
+    def has_moved_on(self, entry: Entry, lease: Lease, index: int) -> bool:
+        """True if others drew what the lease goes on with."""
+        turn = lease.episode.turn if lease.episode is not None else 0
+        return self.begun_of(entry, index) != lease.begun or len(entry.turns[index]) != turn

@@ -8,6 +8,8 @@ comes out and never from the plane's tables or predicates, so that a mistake in 
     pacing    when a group is opened, the groups by deadline still fit into the batches to come
     leases    a sample is held by at most one node; only silence, its own word or an answer takes it away; a node on
               standby gets none for training; a lease goes on exactly where the last part was handed over
+    episodes  a lease goes on after all that was drawn and said; a turn is on record before its sampler goes on; what is
+              accepted is whole, from its first turn to its last
     dynamic   a group is replaced only if it is whole and all its rewards are equal, and for a batch no more than that
               has; else a whole one without variance is left only where as many were replaced
     I3        a rollout is accepted once, trained once, and else is in a group that was dropped for a true reason
@@ -27,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from benchmarks.holding import HoldingPlane
-from swarm.rollout.journal.entries import BatchTaken, GroupDropped, RolloutReturned
+from swarm.rollout.journal.entries import BatchTaken, GroupDropped, RolloutAccepted, RolloutReturned, TurnTaken
 from swarm.rollout.messages import Refusal
 from swarm.rollout.plane.effects import (
     Effect,
@@ -36,16 +38,18 @@ from swarm.rollout.plane.effects import (
     Judged,
     LeaseOverdue,
     NodeSilent,
+    StepWanted,
 )
 from swarm.rollout.plane.groups import Group
 from swarm.rollout.plane.nodes import MISSED_BEATS
 from swarm.rollout.plane.plane import MAX_FAILURES, RETURN_S
-from swarm.types import Lease, NodeId, Prompt, Rollout, Score, VersionId
+from swarm.types import Lease, NodeId, Observed, Prompt, Rollout, Score, VersionId
 from tests.builders import answering
 from tests.simulator.breach import InvariantBreach
 from tests.simulator.rollouts.books import Books, Entry, Holding, followed, oldest_of
 from tests.simulator.rollouts.ledger import Ledger
-from tests.simulator.rollouts.scenario import Scenario
+from tests.simulator.rollouts.scenario import Scenario, scenario_named
+from tests.simulator.rollouts.task import stream
 
 BATCHES_IN_HAND = 5
 """Batches of samples that one sampler may hold: queued, running, two answered, one being submitted."""
@@ -88,7 +92,7 @@ class WatchedPlane:
         self._next_batch, self._rounds, self._round_open = run.next_batch, 0, 0
         self._standby = {}
         self._paused = False
-        self._books.begin(ledger, self._scenario.group_size)
+        self._books.begin(ledger, self._scenario.group_size, episodes=self._scenario.turns > 0)
         self._trained = {one.rollout.rollout_id for step in range(run.next_batch) for one in ledger.batch(step)}
         self._accepted, self._dropped, self._replaced = ledger.accepted(), ledger.dropped(), run.replaced
         self._heard_at = {}
@@ -143,19 +147,26 @@ class WatchedPlane:
 
     def submit(self, node: NodeId, lease: Lease, rollout: Rollout) -> list[Effect]:
         self._hear(node)
-        effects = self._live.submit(node, answering(lease, rollout), now=self._clock())
+        answer, entry = answering(lease, rollout), self._books.groups.get(rollout.group_id)
+        if self._live.is_taken(node, answer):
+            known = entry is not None and len(entry.turns[rollout.index]) == answer.turn + 1
+            self._require(known, "episodes", f"turn {answer.turn} of {rollout.rollout_id} was not taken")
+            return []
+        effects = self._live.submit(node, answer, now=self._clock())
         judged = effects[0]
         assert isinstance(judged, Judged)
-        entry = self._books.groups.get(rollout.group_id)
         match judged.verdict:
             case "accepted":
-                self._accept(entry, node, rollout)
+                self._accept(entry, node, rollout, is_turn=lease.episode is not None)
             case "duplicate":
                 self._require(self._books.is_known(node, lease, rollout), "I3", f"{rollout.rollout_id} is no duplicate")
                 if self._books.is_current(lease, rollout):
                     self._books.let_go(node, rollout.group_id, rollout.index)
             case "stale":
-                stale = rollout.finish != "failed" and self._late(oldest_of(rollout))
+                again = (
+                    entry is not None and lease.episode is not None and answer.attempt < entry.attempts[rollout.index]
+                )
+                stale = again or (rollout.finish != "failed" and self._late(oldest_of(rollout)))
                 self._require(stale, "I3", f"{rollout.rollout_id} is fresh, yet is called stale")
                 lowered = entry is not None and self._next_batch - oldest_of(rollout) <= entry.bound
                 self._require(
@@ -168,6 +179,23 @@ class WatchedPlane:
                     self._books.let_go(node, rollout.group_id, rollout.index)
             case _:
                 self.breach("I3", f"the honest rollout {rollout.rollout_id} is called {judged.verdict}")
+        return self._settled(effects)
+
+    def next_of(self, node: NodeId, lease: Lease, rollout: Rollout) -> Observed | None:
+        return self._live.next_of(node, answering(lease, rollout))
+
+    def observed(self, wanted: StepWanted, said: Observed) -> list[Effect]:
+        index, entry = wanted.index, self._books.groups.get(wanted.group_id)
+        effects = self._live.observed(wanted.group_id, index, wanted.episode, said, now=self._clock())
+        if entry is None or len(entry.turns[index]) != len(wanted.drawn) or entry.said[index] == len(wanted.drawn):
+            self._require(not effects, "episodes", f"{wanted.episode} goes on though it was given up")
+            return []
+        entry.said[index] += 1
+        if said.done:
+            self._played(entry, wanted, [effect.rollout for effect in effects if isinstance(effect, RolloutAccepted)])
+        elif entry.purpose == "train":
+            on_record = any(isinstance(one, TurnTaken) and one.turn + 1 == entry.said[index] for one in effects)
+            self._require(on_record, "episodes", f"turn {entry.said[index]} of {wanted.episode} is not recorded")
         return self._settled(effects)
 
     def release(self, node: NodeId, group_id: str, index: int) -> None:
@@ -338,7 +366,8 @@ class WatchedPlane:
             self._books.groups[lease.group_id] = entry
             self._paced(self._due(entry))
         if entry.purpose == "train":
-            fresh = not self._late(held.version) and not self._late(entry.oldest)
+            oldest = entry.oldest if lease.episode is None else entry.oldest_drawn
+            fresh = not self._late(held.version) and not self._late(oldest)
             self._require(fresh, "leases", f"{what} could be in no batch from {self._next_batch} on")
         for spec in lease.samples:
             free = spec.index not in entry.holders and spec.index not in entry.rollouts
@@ -347,6 +376,11 @@ class WatchedPlane:
             self._require(
                 lease.begun == begun, "leases", f"sample {spec.index} of {what} does not go on from {begun!r}"
             )
+            if lease.episode is not None:
+                turn, streams = entry.said[spec.index], b"".join(lease.episode.streams)
+                whole = turn == lease.episode.turn == len(entry.turns[spec.index])
+                whole &= streams == stream(lease.group_id, spec.index, turn)
+                self._require(whole, "episodes", f"sample {spec.index} of {what} does not go on from turn {turn}")
             entry.holders[spec.index] = node
 
     def _paced(self, due: int) -> None:
@@ -360,7 +394,7 @@ class WatchedPlane:
             room = (d - n + 1) * per_step + (per_step // 8 if not self._scenario.patient else 0)
             self._require(count <= room, "pacing", f"{count} groups due in {n}..{d}, room for {room}")
 
-    def _accept(self, entry: Entry | None, node: NodeId, rollout: Rollout) -> None:
+    def _accept(self, entry: Entry | None, node: NodeId, rollout: Rollout, *, is_turn: bool) -> None:
         if entry is None:
             self.breach("I3", f"{rollout.rollout_id} was accepted though its group is closed")
         if rollout.finish == "failed":
@@ -378,9 +412,30 @@ class WatchedPlane:
         rollout = followed(entry.begun.pop(rollout.index, None), rollout)
         late = entry.purpose == "train" and self._late(oldest_of(rollout))
         self._require(not late, "I1", f"{rollout.rollout_id} was accepted though it is stale")
+        if is_turn:
+            entry.turns[rollout.index].append((node, rollout))
+            entry.holders[rollout.index] = node
+            return
         entry.holders.pop(rollout.index, None)
         entry.rollouts[rollout.index] = rollout
         self._accepted += entry.purpose == "train"
+
+    def _played(self, entry: Entry, wanted: StepWanted, accepted: Sequence[Rollout]) -> None:
+        """An episode has ended: of a training group it is one rollout, which is scored."""
+        turns = entry.turns.pop(wanted.index)
+        entry.holders.pop(wanted.index, None)
+        entry.scored[wanted.index] = len(turns)
+        if entry.purpose == "eval":
+            self._books.close(wanted.group_id)
+            return
+        (whole,) = accepted
+        drew = [node for node, _ in turns]
+        tokens = stream(wanted.group_id, wanted.index, len(turns))
+        is_whole = whole.token_ids == tokens and [turn.node for turn in whole.turns] == drew
+        is_whole &= oldest_of(whole) == min(oldest_of(turn) for _, turn in turns)
+        self._require(is_whole, "episodes", f"{whole.rollout_id} is not what was drawn and said")
+        entry.rollouts[wanted.index] = whole
+        self._accepted += 1
 
     def _train(self, group: Group) -> None:
         entry = self._books.groups.get(group.group_id)
@@ -471,4 +526,8 @@ class WatchedPlane:
             self.breach(rule, what)
 
     def breach(self, rule: str, what: str, cause: Exception | None = None) -> NoReturn:
-        raise InvariantBreach(rule, what, scenario=self._scenario, seed=self._seed, now=self._clock()) from cause
+        scenario, seed = self._scenario, self._seed
+        replay = f"bin/python -m tests.simulator --seed {seed} --scenario {scenario.name}"
+        if scenario.crashes != scenario_named(scenario.name, seed).crashes:
+            replay += f" --crash-at {','.join(map(str, scenario.crashes))}"
+        raise InvariantBreach(rule, what, replay=replay, now=self._clock()) from cause

@@ -14,13 +14,13 @@ from random import Random
 
 from benchmarks.holding import HoldingPlane
 from swarm.plan.simulate.world import World
+from swarm.rollout.plane.episodes import EpisodeRules
 from swarm.rollout.plane.plane import PlaneRules
 from swarm.types import NodeId, SamplingRules
 from tests.simulator.network import LinkShape, Network
 from tests.simulator.rollouts.checkers import WatchedPlane
 from tests.simulator.rollouts.disk import Disk
-from tests.simulator.rollouts.figures import Figures
-from tests.simulator.rollouts.learner import Learner
+from tests.simulator.rollouts.learner import Figures, Learner
 from tests.simulator.rollouts.ledger import Ledger
 from tests.simulator.rollouts.lineage import Lineage
 from tests.simulator.rollouts.sampler import Sampler, SamplerDisk
@@ -159,5 +159,6 @@ def new_plane(scenario: Scenario, seed: int, life: int, max_staleness: int) -> H
         vocab_size=VOCABULARY,
         beat_s=scenario.beat_s,
         lease_time_limit_s=scenario.lease_time_limit_s,
+        episodes=EpisodeRules(max_turns=scenario.turns + 1, max_tokens=1000) if scenario.turns else None,
     )
     return HoldingPlane(rules, prompts=prompt, patient=scenario.patient)

@@ -11,6 +11,7 @@ in the plane; what is on disk is all that the next one knows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -34,20 +35,20 @@ from swarm.rollout.plane.effects import (
     NodeSilent,
     Refused,
     ScoreWanted,
+    StepWanted,
 )
 from swarm.rollout.plane.rules import is_for_publication, publication_period
 from swarm.sampler.session import ASK_WAIT_S
-from swarm.types import Lease, NodeId, Rollout, Score, Verdict, VersionId
+from swarm.types import Lease, NodeId, Observed, Rollout, Score, VersionId
 from swarm.wire import Digest
 from tests.simulator.network import Reply
 from tests.simulator.rollouts.books import Holding, oldest_of
 from tests.simulator.rollouts.checkers import WatchedPlane
 from tests.simulator.rollouts.disk import Disk
-from tests.simulator.rollouts.figures import Figures
 from tests.simulator.rollouts.lineage import Lineage
 from tests.simulator.rollouts.process import Process
 from tests.simulator.rollouts.scenario import Death, Scenario
-from tests.simulator.rollouts.task import prompt
+from tests.simulator.rollouts.task import prompt, said
 from tests.simulator.rollouts.trainer import Trainer
 
 LEARNER = "learner"
@@ -61,6 +62,35 @@ STARTING_S = 1.0
 A = TypeVar("A")
 Held = Callable[[bool], bool]
 """Tries to answer a held question; the argument says that its time is over. True once it is answered."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """Counted over all lives of the learner; a step that is trained again counts once."""
+
+    steps: int = 0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    trained: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    evaluations: int = 0
+    samples_lost: int = 0
+    crashes: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def step(self, ages: Sequence[int]) -> None:
+        """Count a learner step on rollouts of these ages."""
+        self.steps += 1
+        self.trained += len(ages)
+        self.staleness_sum += sum(ages)
+        self.staleness_max = max(self.staleness_max, *ages)
+
+    @property
+    def idle_share(self) -> float:
+        """Of the time since the first batch, how much the learner waited for the next one."""
+        return self.idle_s / (self.busy_s + self.idle_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,9 +217,10 @@ class Learner:
         self._process.serve(arrived)
 
     def rollouts(
-        self, node: NodeId, answers: Sequence[tuple[Lease, Rollout]], reply: Reply[Sequence[Verdict] | None]
+        self, node: NodeId, answers: Sequence[tuple[Lease, Rollout]], reply: Reply[Sequence[Observed | None] | None]
     ) -> None:
-        """The verdicts on a batch of answers; None asks to come back."""
+        """What is said to a batch of answers once all of them are judged and their environments have answered; None
+        asks to come back."""
 
         def arrived() -> None:
             if not self._plane.open:
@@ -198,15 +229,21 @@ class Learner:
             effects: list[Effect] = []
             for lease, rollout in answers:
                 effects += self._plane.submit(node, lease, rollout)
-            verdicts = [effect.verdict for effect in effects if isinstance(effect, Judged)]
             accepted = [effect.rollout for effect in effects if isinstance(effect, RolloutAccepted)]
             self._perform(effects)
 
-            def committed() -> None:
+            def committed(heard: Sequence[Observed | None]) -> None:
                 self._lineage.acknowledged(accepted)
-                self._send(reply, verdicts)
+                self._send(reply, heard)
 
-            self._process.once_committed(committed)
+            def attempt(over: bool) -> bool:
+                heard = [self._plane.next_of(node, *one) for one in answers]
+                if None in heard:
+                    return over
+                self._process.once_committed(lambda: committed(heard))
+                return True
+
+            self._hold(node, attempt)
             self._changed()
 
         self._process.serve(arrived)
@@ -402,6 +439,8 @@ class Learner:
                     self.figures.verdicts[effect.counted_as] += 1
                 case ScoreWanted():
                     wanted.append(effect)
+                case StepWanted():
+                    self._think(effect)
                 case GroupDropped():
                     self._world.note(f"{effect.group_id} is dropped: {effect.reason}")
                     self.figures.dropped[effect.reason] += effect.rollouts
@@ -433,6 +472,17 @@ class Learner:
             effects += self._plane.scored(asked.group_id, asked.index, score)
         self._perform(effects)
         self._changed()
+
+    def _think(self, wanted: StepWanted) -> None:
+        def answered() -> None:
+            turn = len(wanted.drawn) - 1
+            effects = self._plane.observed(wanted, said(wanted.group_id, wanted.index, turn, self._scenario.turns))
+            accepted = [effect.rollout for effect in effects if isinstance(effect, RolloutAccepted)]
+            self._perform(effects)
+            self._process.once_committed(lambda: self._lineage.acknowledged(accepted))
+            self._changed()
+
+        self._process.later(self._world.random.expovariate(1 / self._scenario.think_s), "thought", answered)
 
     def _send_answer(self, node: NodeId, answer: Effect, reply: Reply[Granted | Refused]) -> None:
         """A refusal rests on nothing and is sent at once, leases once they are on record."""

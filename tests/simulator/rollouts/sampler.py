@@ -7,7 +7,7 @@ life do nothing. Its parts run beside one another, each a chain of callbacks:
     settle    what a former life left in the spool is submitted -> whatever else it held is void -> ask and beat begin
     ask       leases, one batch ahead of the engine -> queue of one
     generate  queue -> the longest of the samples' lognormal times -> the spool, at most two batches of answers
-    submit    oldest batch in the spool, again and again until it is answered
+    submit    oldest batch in the spool, again and again until it is answered; episodes that go on join the next batch
     beat      every beat_s, and after every install
 
 The spool is the one thing that outlives a life: a batch of answers is there from its end to its verdicts.
@@ -34,12 +34,12 @@ from swarm.plan.simulate.world import World
 from swarm.rollout.plane.effects import Granted, Refused
 from swarm.rollout.plane.episodes import part_of
 from swarm.sampler.session import ASK_WAIT_S, FAREWELL_S, GIVE_UP_S
-from swarm.types import Lease, NodeId, Rollout, SampleSpec, Span, Turn, Verdict, VersionId
+from swarm.types import Lease, NodeId, Observed, Rollout, SampleSpec, Span, Turn, VersionId
 from tests.simulator.network import Network, Reply
 from tests.simulator.rollouts.books import Holding
 from tests.simulator.rollouts.learner import LEARNER, REPLY_BYTES, STARTING_S, Learner
 from tests.simulator.rollouts.scenario import Scenario
-from tests.simulator.rollouts.task import MAX_NEW_TOKENS, STOP_TOKEN
+from tests.simulator.rollouts.task import MAX_NEW_TOKENS, STOP_TOKEN, drawn, stream
 
 TOKEN_BYTES = 9
 """Id, log-prob and mask of one token."""
@@ -94,6 +94,7 @@ class Sampler:
         self._fetched: VersionId | None = None
         self._asking = False
         self._queued: list[Lease] = []
+        self._games: list[Lease] = []
         self._running: list[Lease] = []
         self._drawing: list[tuple[Lease, Rollout, float]] = []
         self._began_at = 0.0
@@ -127,7 +128,7 @@ class Sampler:
         if self._leaving:
             return
         self._leaving = True
-        queued, self._queued = self._queued, []
+        queued, self._queued, self._games = self._queued, [], []
         if queued:
             self._release(queued, leaving=False, then=_nothing, failed=_nothing)
         self._later(GRACE_S - GIVE_UP_S - FAREWELL_S, f"{self.node} gives up", self._give_up)
@@ -175,11 +176,14 @@ class Sampler:
         held = self.held
         if held is None or not self._settled or self._asking or self._queued or self._leaving:
             return
-        self._asking = True
         holding = self._holding()
+        room = self._scenario.capacity - (len(holding) if self._scenario.turns else 0)
+        if room <= 0:
+            return
+        self._asking = True
         self._request(
             100,
-            lambda reply: self._learner.leases(self.node, held, self._scenario.capacity, holding, reply),
+            lambda reply: self._learner.leases(self.node, held, room, holding, reply),
             self._leased,
             self._patiently("ask", self._ask_again),
             timeout_s=ASK_WAIT_S + self._scenario.call_s,
@@ -187,7 +191,8 @@ class Sampler:
 
     def _holding(self) -> Holding:
         """All that is in our hands: what runs, and what was not yet answered for. The queue is empty when we ask."""
-        running = frozenset((lease.group_id, spec.index) for lease in self._running for spec in lease.samples)
+        leases = [*self._running, *self._games]
+        running = frozenset((lease.group_id, spec.index) for lease in leases for spec in lease.samples)
         return running.union((r.group_id, r.index) for answers in self._answers for _, r in answers)
 
     def _ask_again(self) -> None:
@@ -210,10 +215,10 @@ class Sampler:
             self._later(answer.retry_after_s, f"{self.node} asks again", self._ask)
 
     def _generate(self) -> None:
-        if self._running or not self._queued or len(self._answers) >= ANSWERS_QUEUED:
+        if self._running or not (self._queued or self._games) or len(self._answers) >= ANSWERS_QUEUED:
             return
         self._act("generates")
-        self._running, self._queued = self._queued, []
+        self._running, self._queued, self._games = self._games + self._queued, [], []
         self._ask()
         jobs = [(lease, spec, self._draw_s()) for lease in self._running for spec in lease.samples]
         batch_s = max(min(took_s, lease.time_limit_s) for lease, _, took_s in jobs)
@@ -255,15 +260,20 @@ class Sampler:
         self._submitting = False
         self._submit()
 
-    def _submitted(self, verdicts: Sequence[Verdict] | None) -> None:
-        if verdicts is None:
+    def _submitted(self, heard: Sequence[Observed | None] | None) -> None:
+        if heard is None:
             self._later(STARTING_S, f"{self.node} comes back", self._submit_again)
             return
         self._submitting = False
         self._tries["submit"] = 0
-        self._answers.popleft()
+        answers = self._answers.popleft()
+        if self._settled and not self._leaving:
+            pairs = zip(answers, heard, strict=True)
+            self._games += [going_on(*answer, said) for answer, said in pairs if said is not None and not said.done]
         self._submit()
         self._generate()
+        if self._scenario.turns:
+            self._ask()
         self._drained()
 
     def _settle(self) -> None:
@@ -311,7 +321,7 @@ class Sampler:
     def _give_up(self) -> None:
         """Hand over the first tokens of what runs; the rest of it is void with the farewell."""
         parts: Answers = []
-        for lease, rollout, took_s in self._drawing if self._running else ():
+        for lease, rollout, took_s in self._drawing if self._running and not self._scenario.turns else ():
             share = (self._world.now - self._began_at) / took_s
             tokens = min(rollout.length - 1, int(share * rollout.length))
             if tokens > 0:
@@ -436,14 +446,30 @@ class Sampler:
                 reason="simulated",
             )
         length = 1 + spec.seed % (MAX_NEW_TOKENS - 1) - len(lease.begun) // 4
+        token_ids = array("i", [*([5] * (length - 1)), STOP_TOKEN]).tobytes()
+        if (progress := lease.episode) is not None:
+            before = stream(lease.group_id, spec.index, progress.turn)
+            assert b"".join(progress.streams) == before, f"turn {progress.turn} continues something else"
+            token_ids = drawn(lease.group_id, spec.index, progress.turn)
+            length = len(token_ids) // 4
         return Rollout(
             group_id=lease.group_id,
             index=spec.index,
-            token_ids=array("i", [*([5] * (length - 1)), STOP_TOKEN]).tobytes(),
+            token_ids=token_ids,
             logprobs=array("f", [-0.5] * length).tobytes(),
             spans=(Span(version=version, start=0, end=length),),
             finish="stop",
         )
+
+
+def going_on(lease: Lease, rollout: Rollout, said: Observed) -> Lease:
+    """The lease of the next turn of an episode."""
+    progress, specs = lease.episode, tuple(spec for spec in lease.samples if spec.index == rollout.index)
+    assert progress is not None
+    streams = (b"".join(progress.streams) + rollout.token_ids + said.token_ids,)
+    return structs.replace(
+        lease, samples=specs, episode=structs.replace(progress, turn=progress.turn + 1, streams=streams)
+    )
 
 
 def _nothing() -> None:

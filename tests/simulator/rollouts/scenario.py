@@ -86,8 +86,8 @@ def parse_crash(text: str) -> Crash | SamplerCrash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One run. Shares are probabilities; `mean_up_s` 0 means that no sampler ever goes. Of the batches of `still_steps`
-    no group has any variance: these steps leave the weights as they are."""
+    """One run. Shares are probabilities; `mean_up_s` 0 means that no sampler ever goes. With `turns` samples
+    are episodes of up to so many, whose environments think for `think_s` in the mean."""
 
     name: str
     max_staleness: int = 2
@@ -108,6 +108,8 @@ class Scenario:
     generation_failure_share: float = 0.0
     lease_time_limit_s: float = 30.0
     reward_s: float = 0.05
+    turns: int = 0
+    think_s: float = 0.1
     refused_share: float = 0.0
     dynamic_sampling: bool = False
     selection: Selection = "uniform"
@@ -131,7 +133,6 @@ class Scenario:
     checkpoint_s: float = 1.0
     crashes: tuple[Crash | SamplerCrash, ...] = ()
     mean_learner_down_s: float = 10.0
-    still_steps: range = range(0)
 
     @property
     def stall_s(self) -> float:
@@ -144,7 +145,7 @@ class Scenario:
         """
         work = max(self.groups_per_step * self.group_size, self.eval_prompts)
         round_s = self.slowest_generation_s + self.reward_s + 4 * self.call_s
-        rounds = math.ceil(work / self.capacity) + 1
+        rounds = (math.ceil(work / self.capacity) + 1) * max(1, self.turns)
         fetch_s = self.broadcast_s * math.exp(self.broadcast_spread) + 4 * self.call_s
         step_s = MISSED_BEATS * self.beat_s + fetch_s + self.train_step_s + rounds * round_s
         return PATIENCE * step_s + RETURN_S + 2 * MAX_BACK_OFF_S
@@ -329,6 +330,7 @@ _STANDBYS = tuple(
     for at_s, samplers in ((5.0, (0,)), (20.0, (0, 1)), (40.0, (0, 1, 2)), (60.0, (1, 2)), (80.0, ()))
 )
 
+TINY_EPISODES = replace(TINY, name="tiny-episodes", turns=3)
 TINY_SEQUENTIAL = replace(TINY, name="tiny-sequential", max_staleness=0)
 
 NAMED: Mapping[str, Scenario] = MappingProxyType(
@@ -337,9 +339,10 @@ NAMED: Mapping[str, Scenario] = MappingProxyType(
         for scenario in (
             DEFAULT,
             TINY,
+            TINY_EPISODES,
             TINY_SEQUENTIAL,
-            replace(TINY, name="tiny-still", steps=8, still_steps=range(1, 6)),
-            replace(TINY_SEQUENTIAL, name="tiny-still-sequential", steps=8, samplers=1, still_steps=range(8)),
+            replace(DEFAULT, name="episodes", turns=5, samplers=6, mean_up_s=20.0, mean_down_s=10.0, polite_share=0.3),
+            replace(DEFAULT, name="lossy-episodes", turns=5, loss_share=0.08, call_s=1.0, crashes=_every(400, 3000)),
             replace(DEFAULT, name="sequential-one", max_staleness=0, samplers=1),
             replace(DEFAULT, name="sequential-three", max_staleness=0),
             *(

@@ -32,8 +32,7 @@ class Trainer:
 
         def trained() -> None:
             if life == self._life:
-                if self.step not in self._scenario.still_steps:
-                    self.weights = content_of(batch, self.weights)
+                self.weights = content_of(batch, self.weights)
                 self.step += 1
                 if self.step % self._scenario.checkpoint_every_steps == 0:
                     self._save()
