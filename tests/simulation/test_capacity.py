@@ -43,19 +43,17 @@ def run(
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_an_ample_fleet_keeps_the_learner_busy(lockstep: bool) -> None:
-    figures = run(2.0, lockstep=lockstep)
-    assert figures.idle_share < 0.01
-    assert figures.step_s == pytest.approx(700.0, rel=0.01)
-    assert figures.samplers_idle_share == pytest.approx(0.5, abs=0.05)
-
-
-@pytest.mark.parametrize("lockstep", [False, True])
-def test_a_fleet_of_half_the_rate_leaves_half_of_the_learners_time(lockstep: bool) -> None:
-    figures = run(0.5, lockstep=lockstep)
-    assert figures.idle_share == pytest.approx(0.5, abs=0.02)
-    assert figures.samplers_idle_share < 0.02
-    assert figures.rollouts_per_s == pytest.approx(0.5 * demand().rollouts_per_step / 700.0, rel=0.05)
+@pytest.mark.parametrize(
+    ("rate", "idle", "samplers_idle"), [(2.0, (0.0, 0.01), (0.5, 0.05)), (0.5, (0.5, 0.02), (0, 0.02))]
+)
+def test_who_is_too_fast_waits_for_the_other(
+    rate: float, idle: tuple[float, float], samplers_idle: tuple[float, float], lockstep: bool
+) -> None:
+    figures = run(rate, lockstep=lockstep)
+    assert figures.idle_share == pytest.approx(idle[0], abs=idle[1])
+    assert figures.samplers_idle_share == pytest.approx(samplers_idle[0], abs=samplers_idle[1])
+    assert figures.step_s == pytest.approx(700.0 / min(1.0, rate), rel=0.05)
+    assert figures.rollouts_per_s == pytest.approx(min(1.0, rate) * demand().rollouts_per_step / 700.0, rel=0.05)
 
 
 def test_versions_that_are_rarer_than_the_first_aim_do_not_stop_the_learner() -> None:

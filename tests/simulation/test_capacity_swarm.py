@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
 
 from swarm.pay.selection import Rules
 from swarm.plan.scenario import Scenario
-from swarm.plan.simulate.outcome import LEARNER, Settings, SwarmFigures
+from swarm.plan.simulate.outcome import LEARNER, Settings
 from swarm.plan.simulate.swarm import CapacitySimulation
 
 pytestmark = pytest.mark.slow
@@ -69,16 +68,10 @@ def simulation(of: Scenario, *, settings: Settings = SETTINGS, seed: int = 1, **
     return CapacitySimulation(of, settings, seed=seed, rules=Rules(**rules))
 
 
-@cache
-def after_a_departure() -> tuple[CapacitySimulation, SwarmFigures]:
-    """All of the cheap class vanish after an hour; the dear one is warm."""
-    of = scenario(
-        machines("cheap", 0.1, volunteer=True),
-        machines("dear", 0.5, volunteer=True),
-        departures=[{"fleet": "cheap", "at_h": 1.0, "within_s": 180.0}],
-    )
-    run = simulation(of)
-    return run, run.run()
+def idle_share(run: CapacitySimulation, *, after_s: float) -> float:
+    """Of the learner's time."""
+    waited = [step.waited_s for step in run.timeline.steps if step.at_s > after_s]
+    return sum(waited) / (sum(waited) + TRAIN_STEP_S * len(waited))
 
 
 def test_a_steady_fleet_keeps_the_learner_busy_at_the_price_of_whom_it_takes() -> None:
@@ -91,22 +84,21 @@ def test_a_steady_fleet_keeps_the_learner_busy_at_the_price_of_whom_it_takes() -
     assert figures.cost_per_step == pytest.approx(figures.cost_per_hour * TRAIN_STEP_S / 3600, rel=0.02)
 
 
-@pytest.mark.long
-def test_a_class_that_vanishes_is_replaced_at_once_by_who_is_on_standby() -> None:
-    run, figures = after_a_departure()
+def test_a_class_that_vanishes_is_replaced_at_once_and_the_learner_is_busy_within_three_periods() -> None:
+    """All of the cheap class vanish after an hour; the dear one is warm."""
+    of = scenario(
+        machines("cheap", 0.1, volunteer=True),
+        machines("dear", 0.5, volunteer=True),
+        departures=[{"fleet": "cheap", "at_h": 1.0, "within_s": 180.0}],
+    )
+    run = simulation(of)
+    figures = run.run()
     assert figures.happened.vanished == 8
     assert figures.rollouts_by_class["dear"] > 0
-    gone_at = 3600
     active = {moment.at_s: moment.active for moment in run.timeline.moments}
-    before = max(count for at, count in active.items() if at < gone_at)
-    assert min(count for at, count in active.items() if at > gone_at + 300) >= min(before, 4)
-
-
-def test_after_a_departure_the_learner_is_busy_again_within_three_periods() -> None:
-    run, _ = after_a_departure()
-    over = 3600 + 180 + 3 * TRAIN_STEP_S
-    later = [step.waited_s for step in run.timeline.steps if step.at_s > over]
-    assert sum(later) / (sum(later) + TRAIN_STEP_S * len(later)) < 0.02
+    before = max(count for at, count in active.items() if at < 3600)
+    assert min(count for at, count in active.items() if at > 3600 + 300) >= min(before, 4)
+    assert idle_share(run, after_s=3600 + 180 + 3 * TRAIN_STEP_S) < 0.02
 
 
 @pytest.mark.long
@@ -169,8 +161,7 @@ def test_a_third_of_the_active_killed_is_made_up_for_within_three_periods_and_by
 
     run.world.schedule(3600.0, "kill", kill)
     run.run()
-    later = [step.waited_s for step in run.timeline.steps if step.at_s > 3600 + 3 * TRAIN_STEP_S]
-    assert sum(later) / (sum(later) + TRAIN_STEP_S * len(later)) < 0.02
+    assert idle_share(run, after_s=3600 + 3 * TRAIN_STEP_S) < 0.02
     active = [moment.active for moment in run.timeline.moments if moment.at_s > 3600 + 3 * TRAIN_STEP_S]
     assert max(active) <= 1.15 * planned[0]
     assert min(active) >= 0.85 * planned[0]
@@ -189,8 +180,7 @@ def test_those_who_step_in_for_a_class_that_vanished_count_for_what_they_can_do(
     run.run()
     after = [moment.active for moment in run.timeline.moments if moment.at_s > 3600 + 240]
     assert max(after) <= 4 + 3
-    later = [step.waited_s for step in run.timeline.steps if step.at_s > 3600 + 180 + 3 * TRAIN_STEP_S]
-    assert sum(later) / (sum(later) + TRAIN_STEP_S * len(later)) < 0.02
+    assert idle_share(run, after_s=3600 + 180 + 3 * TRAIN_STEP_S) < 0.02
 
 
 def test_a_learner_that_waits_decides_again_though_no_step_ends() -> None:
