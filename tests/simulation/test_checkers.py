@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import sys
 from collections import Counter
@@ -247,13 +248,13 @@ def said_by(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 @pytest.mark.parametrize(
-    ("breakage", "name", "seed", "crashes"),
+    ("breakage", "name", "seed", "crashes", "said"),
     [
-        (pacing_always_allows, "default", 1, ""),
-        (pacing_always_allows, "random", 2, ""),
-        (numbering_begins_anew, "tiny", 0, "100:trainer,120:both"),
+        (pacing_always_allows, "default", 1, "", "pacing: "),
+        (pacing_always_allows, "random", 2, "", "pacing: "),
+        (numbering_begins_anew, "tiny", 0, "100:trainer,120:both", "leases: .* is closed"),
         # The sampler dies before it hears its verdicts, and its next life submits the spooled batch again.
-        (accepting_twice, "tiny", 0, "39:s1"),
+        (accepting_twice, "tiny", 0, "39:s1", "I3: .* was accepted twice"),
     ],
 )
 def test_the_message_ends_with_the_command_that_breaks_it_again(
@@ -261,12 +262,14 @@ def test_the_message_ends_with_the_command_that_breaks_it_again(
     name: str,
     seed: int,
     crashes: str,
+    said: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     breakage(monkeypatch)
     breach = breach_of(name, seed, crashes)
     arguments = f"--seed {seed} --scenario {name}{crashes and f' --crash-at {crashes}'}"
+    assert re.match(said, str(breach))
     assert str(breach).endswith(f"\nreplay: bin/python -m tests.simulator {arguments}")
     assert said_by(monkeypatch, capsys, arguments) == f"{breach}\n"
 
