@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,15 @@ from swarm.audit.auditor import ANY, FIRST_ROLLOUTS, NEW_ROLLOUTS, Auditor, Erro
 from swarm.cli.runs import _audit_lines
 from swarm.errors import UserError
 from swarm.learner.messages import Audited, AuditRollout
-from swarm.rollout.plane.effects import StepWanted
+from swarm.rollout.plane.effects import AuditResult, StepWanted
 from swarm.rollout.plane.episodes import EpisodeRules, seat_seed
 from swarm.rollout.plane.groups import Group
 from swarm.types import NodeId, Observed, Score, Span
-from tests.builders import ALICE, BOB, STOP, answering, ask, ints, new_plane, rollout, submit_and_score, v
+from tests.builders import ALICE, BOB, STOP, answering, ask, ints, new_plane, prompt, rollout, submit_and_score, v
 
 EXACT = ErrorLimits(bias=0.0005, size=0.001, margin=0.0005, sum=1.0)
 CLASSES = {"exact": EXACT, "transformers/float32/cpu": EXACT}
+BEGUN = prompt().token_ids
 
 
 class Audits:
@@ -65,9 +66,12 @@ class Audits:
             seconds=self.seconds,
         )
 
+    async def look(self, batch: Sequence[Group]) -> AuditResult:
+        """Audit what is chosen of a batch."""
+        return await self.auditing.audit(self.auditing.select(batch))
+
     async def caught_in(self, batch: Sequence[Group]) -> Mapping[NodeId, str]:
-        """Who is caught by what is chosen of a batch."""
-        return (await self.auditing.audit(self.auditing.select(batch))).caught
+        return (await self.look(batch)).caught
 
     def emit(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
@@ -188,7 +192,7 @@ async def test_log_probs_are_judged_as_finely_as_they_were_recomputed(
 ) -> None:
     audits, batch = Audits(tmp_path), batch_of(BOB, groups=40)
     audits.off, audits.exact = off, exact
-    result = await audits.auditing.audit(audits.auditing.select(batch))
+    result = await audits.look(batch)
     assert bool(result.caught) == is_caught
     assert result.recomputed == {}, "claims of a measured class are trained with"
 
@@ -215,7 +219,7 @@ async def test_of_an_episode_only_what_an_unmeasured_sampler_drew_is_replaced(tm
     audits, (group,) = Audits(tmp_path), episode_of(ALICE, BOB)
     audits.off = 0.01
     audits.auditing._class_of = lambda node: "exact" if node == ALICE else "new"
-    result = await audits.auditing.audit(audits.auditing.select([group]))
+    result = await audits.look([group])
     rollout = group.samples[0].rollout
     assert rollout is not None
     claimed, own = (array("f", one) for one in (rollout.logprobs, result.recomputed[group.group_id, 0][1]))
@@ -228,7 +232,7 @@ async def test_one_sampler_in_half_precision_widens_nobody_else_s_limits(tmp_pat
     audits, batch = Audits(tmp_path), batch_of(ALICE, BOB, groups=80)
     audits.off, audits.exact = 0.1, None
     audits.auditing._class_of = lambda node: "transformers/float32/cpu" if node == ALICE else "unknown"
-    result = await audits.auditing.audit(audits.auditing.select(batch))
+    result = await audits.look(batch)
     assert list(result.caught) == [ALICE]
     assert sorted(set(audits.fast)) == [False, True]
 
@@ -238,7 +242,7 @@ async def test_greedy_answers_are_judged_by_their_draws_alone(tmp_path: Path) ->
     for group in batch:
         group.purpose, group.rules = "eval", structs.replace(group.rules, temperature=0.0)
     audits.off = 0.9
-    result = await audits.auditing.audit(audits.auditing.select(batch))
+    result = await audits.look(batch)
     assert (result.caught, result.recomputed) == ({}, {})
     assert {one.seed for _, asked in audits.asked for one in asked} == {None}
 
@@ -284,7 +288,7 @@ async def test_each_part_of_a_rollout_is_drawn_again_by_the_version_that_drew_it
     assert sample.rollout is not None
     cut, end = Span(version=v(0), start=0, end=1), sample.rollout.length
     sample.rollout = structs.replace(sample.rollout, spans=(cut, Span(version=v(1), start=1, end=end)))
-    await audits.auditing.audit(audits.auditing.select([group]))
+    await audits.look([group])
     (first, whole), (rest,) = (asked for _, asked in audits.asked)
     tokens = sample.rollout.token_ids
     assert [name for name, _ in audits.asked] == ["0.0.bin", "0.1.bin"]
@@ -295,78 +299,67 @@ async def test_each_part_of_a_rollout_is_drawn_again_by_the_version_that_drew_it
     assert audits.auditing.audited == 2
 
 
-async def test_each_turn_of_an_episode_is_drawn_again_from_all_that_was_read_before(tmp_path: Path) -> None:
-    audits, (group,) = Audits(tmp_path), episode_of(ALICE, BOB, ALICE)
-    chosen = audits.auditing.select([group])
-    assert [(one.name, one.node) for one in chosen] == [("t0/0", ALICE), ("t0/0", ALICE), ("t0/0", BOB)]
-    assert (await audits.auditing.audit(chosen)).caught == {}
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (
+            episode_of(ALICE, BOB, ALICE),
+            [(BEGUN, 4, 0), ((*BEGUN, 4, STOP, 7, 5, STOP, 7), 6, 0), ((*BEGUN, 4, STOP, 7), 5, 0)],
+        ),
+        (
+            episode_of(ALICE, BOB, ALICE, BOB, seats=(0, 1)),
+            [(BEGUN, 4, 0), ((*BEGUN, 4, STOP, 7), 6, 0), ((7,), 5, 1), ((7, 5, STOP, 7), 7, 1)],
+        ),
+    ],
+    ids=["one player", "two players"],
+)
+async def test_each_turn_of_an_episode_is_drawn_again_from_all_that_its_player_had_read_and_its_own_seed(
+    tmp_path: Path, batch: list[Group], expected: list[tuple[tuple[int, ...], int, int]]
+) -> None:
+    audits = Audits(tmp_path)
+    assert await audits.caught_in(batch) == {}
     ((_, asked),) = audits.asked
-    prompt, seed = group.prompt.token_ids, group.samples[0].seed
     assert [(one.prompt_token_ids, one.token_ids, one.seed) for one in asked] == [
-        (prompt, ints(4, STOP), seed),
-        ((*prompt, 4, STOP, 7, 5, STOP, 7), ints(6, STOP), seed),
-        ((*prompt, 4, STOP, 7), ints(5, STOP), seed),
+        (read, ints(token, STOP), seat_seed(batch[0].samples[0].seed, seat)) for read, token, seat in expected
     ]
-    assert audits.auditing.audited == 2
-    assert audits.auditing.select([group]) == []
-
-
-async def test_each_player_draws_from_a_seed_of_its_own_and_what_it_has_read_itself(tmp_path: Path) -> None:
-    audits, (group,) = Audits(tmp_path), episode_of(ALICE, BOB, ALICE, BOB, seats=(0, 1))
-    await audits.auditing.audit(audits.auditing.select([group]))
-    ((_, asked),) = audits.asked
-    prompt, seed = group.prompt.token_ids, group.samples[0].seed
-    assert [(one.prompt_token_ids, one.token_ids, one.seed) for one in asked] == [
-        (prompt, ints(4, STOP), seed),
-        ((*prompt, 4, STOP, 7), ints(6, STOP), seed),
-        ((7,), ints(5, STOP), seat_seed(seed, 1)),
-        ((7, 5, STOP, 7), ints(7, STOP), seat_seed(seed, 1)),
-    ]
+    assert audits.auditing.audited == 2, "all turns of a sampler are one rollout"
+    assert audits.auditing.select(batch) == []
 
 
 async def test_each_part_of_what_was_handed_over_is_drawn_again_after_all_that_stood_before(tmp_path: Path) -> None:
     audits, (group,) = Audits(tmp_path), handed_over(ALICE, BOB, ALICE)
-    assert (await audits.auditing.audit(audits.auditing.select([group]))).caught == {}
+    assert await audits.caught_in([group]) == {}
     ((_, asked),) = audits.asked
-    prompt, seed = group.prompt.token_ids, group.samples[0].seed
+    seed = group.samples[0].seed
     assert [(one.prompt_token_ids, one.token_ids, one.seed) for one in asked] == [
-        (prompt, ints(4, 9), seed),
-        ((*prompt, 4, 9, 5, 9), ints(6, STOP), seed),
-        ((*prompt, 4, 9), ints(5, 9), seed),
+        (BEGUN, ints(4, 9), seed),
+        ((*BEGUN, 4, 9, 5, 9), ints(6, STOP), seed),
+        ((*BEGUN, 4, 9), ints(5, 9), seed),
     ]
     assert (await audits.auditing.is_genuine(group, group.samples[0]))[0] is None, "which of them is to blame?"
 
 
 @pytest.mark.parametrize("liar", [ALICE, BOB])
-async def test_who_lies_in_a_part_that_it_drew_is_caught_alone(tmp_path: Path, liar: NodeId) -> None:
-    audits = Audits(tmp_path)
-    audits.lies = {ints(4, 9) if liar == ALICE else ints(5, STOP)}
+@pytest.mark.parametrize(
+    ("made", "drawn", "between"),
+    [(episode_of, (ints(4, STOP), ints(5, STOP)), [4, STOP, 7]), (handed_over, (ints(4, 9), ints(5, STOP)), [4, 9])],
+    ids=["a turn", "a part"],
+)
+async def test_who_lies_in_what_it_drew_is_caught_alone(
+    tmp_path: Path, liar: NodeId, made: Callable[..., list[Group]], drawn: tuple[bytes, bytes], between: list[int]
+) -> None:
+    """BOB hands in the last turn or part, and is the author of the whole."""
+    audits, place = Audits(tmp_path), (ALICE, BOB).index(liar)
+    audits.lies = {drawn[place]}
     caught: dict[NodeId, str] = {}
     while not caught and len(audits.asked) < NEW_ROLLOUTS:
         audits.auditing._seen.clear()
-        caught |= await audits.caught_in(handed_over(ALICE, BOB))
-    assert list(caught) == [liar]
-
-
-@pytest.mark.parametrize("liar", [ALICE, BOB])
-async def test_who_lies_in_one_turn_of_an_episode_of_two_is_caught_alone(tmp_path: Path, liar: NodeId) -> None:
-    """BOB hands in the last turn of each episode, and is its author."""
-    audits = Audits(tmp_path)
-    audits.lies = {ints(4 if liar == ALICE else 5, STOP)}
-    caught: dict[NodeId, str] = {}
-    for _ in range(NEW_ROLLOUTS):
-        batch = episode_of(ALICE, BOB)
-        audits.auditing._seen.clear()
-        caught |= await audits.caught_in(batch)
-        if caught:
-            break
+        caught |= await audits.caught_in(made(ALICE, BOB))
     assert list(caught) == [liar]
     (known,) = evidence_in(tmp_path)
     assert known["node"] == liar
-    turn = (ALICE, BOB).index(liar)
     assert {one["rollout"] for one in known["evidence"]} == {"t0/0"}
-    read = list(batch[0].prompt.token_ids) + [4, STOP, 7] * turn
-    assert [one["prompt_token_ids"] for one in known["evidence"]] == [read] * len(known["evidence"])
+    assert all(one["prompt_token_ids"] == [*BEGUN, *between * place] for one in known["evidence"])
 
 
 async def test_tokens_after_the_end_of_an_answer_were_not_drawn(tmp_path: Path) -> None:
@@ -381,7 +374,7 @@ async def test_tokens_after_the_end_of_an_answer_were_not_drawn(tmp_path: Path) 
 
 async def test_who_draws_what_a_caught_sampler_gave_is_audited_too(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(BOB)
-    await audits.auditing.audit(audits.auditing.select(batch))
+    await audits.look(batch)
     for group in batch:
         for sample in group.samples:
             sample.author = ALICE
@@ -419,12 +412,12 @@ async def test_audits_of_known_samplers_stay_within_their_share_of_the_time(tmp_
     for _ in range(NEW_ROLLOUTS // 2):
         batch = batch_of(ALICE, groups=1)
         audits.auditing._seen.clear()
-        await audits.auditing.audit(audits.auditing.select(batch))
+        await audits.look(batch)
     audits.auditing._seen.clear()
     audits.auditing._auditor._share = 0.99
     assert audits.auditing.spent_s > 0
     assert audits.auditing.select(batch), "newcomers have emptied the purse of the others"
-    await audits.auditing.audit(audits.auditing.select(batch))
+    await audits.look(batch)
     audits.auditing._seen.clear()
     assert audits.auditing.sampled_s > 0
     audits.auditing.trained_s = 0.99 / TIME_SHARE * audits.auditing.sampled_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,10 +50,21 @@ def wanted(answer: str | None = None) -> StepWanted:
     return StepWanted(group_id=GroupId("g"), index=3, episode="e", prompt=PROMPT, drawn=(), newest=newest)
 
 
-def read(one: Observed | Unscored, seat: int = SEAT) -> str:
-    assert isinstance(one, Observed), one
-    assert (one.seat, one.done) == (seat, False)
-    return str(letters().decode(list(array("i", one.token_ids)))).replace(" ", "")
+async def steps(played: Played, *answers: str) -> list[Observed]:
+    """What the program says at the beginning, and after each of these turns."""
+    found = list[Observed]()
+    for answer in (None, *answers):
+        one = await played.step(wanted(answer))
+        assert isinstance(one, Observed), one
+        found.append(one)
+    return found
+
+
+def texts(found: Sequence[Observed]) -> list[tuple[int, str]]:
+    """The streams that go on, and what is read in each."""
+    assert not any(one.done for one in found)
+    words = [str(letters().decode(list(array("i", one.token_ids)))).replace(" ", "") for one in found]
+    return [(one.seat - SEAT, text) for one, text in zip(found, words, strict=True)]
 
 
 async def one_turn(played: Played) -> EpisodeResult:
@@ -67,9 +78,9 @@ async def test_the_end_has_the_reward_and_nothing_is_kept() -> None:
         return EpisodeResult(reward=1.0, parts={"right": 1.0})
 
     played = Played(program)
-    assert read(await played.step(wanted())) == "hi"
-    end = Observed(seat=SEAT, rewards=(0.0, 1.0), done=True, exact=True, parts={"right": 1.0})
-    assert await played.step(wanted("b$")) == end
+    first, end = await steps(played, "b$")
+    assert texts([first]) == [(0, "hi")]
+    assert end == Observed(seat=SEAT, rewards=(0.0, 1.0), done=True, exact=True, parts={"right": 1.0})
     with pytest.raises(ProtocolError, match="no episode 'e'"):
         await played.call("hi")
 
@@ -81,10 +92,7 @@ async def test_each_answer_says_what_was_drawn_for_it_and_after_how_much() -> No
         found.extend(await played.said("abc", count=2))
         return EpisodeResult()
 
-    played = Played(program)
-    await played.step(wanted())
-    await played.step(wanted("x$"))
-    await played.step(wanted("yz"))
+    await steps(Played(program), "x$", "yz")
     assert [(one.message["content"], one.read, one.name) for one in found] == [("x", 3, "turn-0"), ("y z", 3, "turn-1")]
     assert [one.drawn for one in found] == [drawn("x$"), drawn("yz")]
 
@@ -98,14 +106,9 @@ async def test_calls_side_by_side_are_drawn_one_after_another_in_streams_of_thei
         answers.append(await played.call("axc"))
         return EpisodeResult(reward=0.5)
 
-    played = Played(program)
-    assert read(await played.step(wanted())) == "a"
-    assert read(await played.step(wanted("x")), SEAT + 1) == "a"
-    assert read(await played.step(wanted("y$")), SEAT + 2) == "b"
-    assert read(await played.step(wanted("z$"))) == "c", "it goes on after its own x"
-    end = await played.step(wanted("w"))
+    *found, end = await steps(Played(program), "x", "y$", "z$", "w")
+    assert texts(found) == [(0, "a"), (1, "a"), (2, "b"), (0, "c")], "the last one goes on after its own x"
     assert answers == [["x", "y"], ["z"], ["w"]]
-    assert isinstance(end, Observed)
     assert (end.rewards, end.parts["forks"], end.exact) == ((0.0, 0.5, 0.5, 0.5), 2.0, False)
 
 
@@ -118,13 +121,8 @@ async def test_rewards_of_calls_are_credited_to_them_and_every_stream_ends_with_
         played.reward("e", 0.125, 1)
         return EpisodeResult(reward=1.0)
 
-    played = Played(program)
-    await played.step(wanted())
-    second = await played.step(wanted("x$"))
-    assert isinstance(second, Observed)
+    _, second, end = await steps(Played(program), "x$", "y$")
     assert (second.seat, second.rewards) == (SEAT + 1, (0.0, 0.25))
-    end = await played.step(wanted("y$"))
-    assert isinstance(end, Observed)
     total = 1.0 + 0.25 + 0.5 + 0.125
     assert (end.rewards, end.exact) == ((0.0, total - 0.25, total), True)
 
@@ -136,47 +134,34 @@ async def test_the_control_s_reward_counts_instead_of_all_that_a_program_gives()
         await played.call("axc")
         return EpisodeResult(reward=0.5)
 
-    played = Played(program, control=lambda wanted: wanted.index / 4)
-    await played.step(wanted())
-    second = await played.step(wanted("x"))
-    end = await played.step(wanted("y$"))
-    assert isinstance(second, Observed)
-    assert isinstance(end, Observed)
+    _, second, end = await steps(Played(program, control=lambda wanted: wanted.index / 4), "x", "y$")
     assert (second.rewards, end.rewards, end.exact) == ((), (0.0, 0.75), True)
 
 
-@pytest.mark.parametrize(("reward", "turn"), [(float("nan"), None), (1.0, 1), (1.0, -1), (1.0, None)])
-async def test_what_is_no_turn_or_no_number_is_not_credited(reward: float, turn: int | None) -> None:
-    async def program(played: Played) -> EpisodeResult:
-        if turn is not None or reward != 1.0:
-            await played.call("a")
+async def test_what_is_no_turn_or_no_number_is_not_credited() -> None:
+    def refused(played: Played, reward: float, turn: int | None) -> None:
         with pytest.raises(ProtocolError, match="no such turn"):
             played.reward("e", reward, turn)
-        await played.call("b")
+
+    async def program(played: Played) -> EpisodeResult:
+        refused(played, 1.0, None)
+        await played.call("a")
+        for reward, turn in ((float("nan"), None), (1.0, 1), (1.0, -1)):
+            refused(played, reward, turn)
         return EpisodeResult()
 
-    played = Played(program)
-    observed = await played.step(wanted())
-    for _ in range(3):
-        if isinstance(observed, Observed) and observed.done:
-            break
-        observed = await played.step(wanted("x$"))
-    assert isinstance(observed, Observed)
-    assert observed.done
+    assert (await steps(Played(program), "x$"))[-1].rewards == (0.0, 0.0)
 
 
 async def test_the_limits_of_a_call_are_those_of_its_turn_and_a_seed_is_counted() -> None:
+    limits = TurnLimits(max_new_tokens=2, stop=("\n",))
+
     async def program(played: Played) -> EpisodeResult:
-        await played.call("a", TurnLimits(max_new_tokens=2, stop=("\n",)), seeded=True)
+        await played.call("a", limits, seeded=True)
         return EpisodeResult()
 
-    played = Played(program)
-    first = await played.step(wanted())
-    assert isinstance(first, Observed)
-    assert first.limits == TurnLimits(max_new_tokens=2, stop=("\n",))
-    end = await played.step(wanted("x$"))
-    assert isinstance(end, Observed)
-    assert end.parts == {"seeds_ignored": 1.0}
+    first, end = await steps(Played(program), "x$")
+    assert (first.limits, end.parts) == (limits, {"seeds_ignored": 1.0})
 
 
 async def test_a_call_that_cannot_be_read_is_its_asker_s_fault_and_the_episode_goes_on(
@@ -194,7 +179,7 @@ async def test_a_call_that_cannot_be_read_is_its_asker_s_fault_and_the_episode_g
         return [1]
 
     monkeypatch.setattr(TurnText, "opening", refuse)
-    assert read(await Played(program).step(wanted())) == "a"
+    assert texts(await steps(Played(program))) == [(0, "a")]
 
 
 async def test_too_many_calls_of_one_episode_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +191,7 @@ async def test_too_many_calls_of_one_episode_are_refused(monkeypatch: pytest.Mon
         await played.call("a", count=2)
         return EpisodeResult()
 
-    assert read(await Played(program).step(wanted())) == "a"
+    assert texts(await steps(Played(program))) == [(0, "a")]
 
 
 async def test_what_an_asker_gave_up_before_it_was_drawn_is_not_drawn() -> None:
@@ -218,9 +203,7 @@ async def test_what_an_asker_gave_up_before_it_was_drawn_is_not_drawn() -> None:
         await played.call("c")
         return EpisodeResult()
 
-    played = Played(program)
-    assert read(await played.step(wanted())) == "a"
-    assert read(await played.step(wanted("x$")), SEAT + 1) == "c"
+    assert texts(await steps(Played(program), "x$")) == [(0, "a"), (1, "c")]
 
 
 async def test_a_program_that_dies_or_thinks_too_long_costs_its_episode() -> None:
@@ -254,7 +237,7 @@ async def test_an_episode_begins_again_after_its_process_died_by_another_s_fault
         raise ChildFailed("the agent process died again")
 
     played = Played(program)
-    assert read(await played.step(wanted())) == "a"
+    assert texts(await steps(played)) == [(0, "a")]
     assert await played.step(wanted("x$")) == Unscored(reason="the agent process died again")
     assert len(lives) == 2
 
@@ -268,11 +251,8 @@ async def test_a_stop_string_ends_what_the_program_reads_and_stays_in_the_stream
         heard.append(await played.call("ab"))
         return EpisodeResult()
 
-    played = Played(program, stop=("!",))
-    await played.step(wanted())
-    assert read(await played.step(wanted("b\n"))) == "c", "it goes on after the string"
-    assert read(await played.step(wanted("d!")), SEAT + 1) == "ab"
-    await played.step(wanted("e$"))
+    *found, _ = await steps(Played(program, stop=("!",)), "b\n", "d!", "e$")
+    assert texts(found) == [(0, "a"), (0, "c"), (1, "ab")], "c goes on after the string"
     assert heard[:2] == [["b "], ["d "]]
 
 

@@ -23,7 +23,7 @@ from swarm.rollout.plane.effects import Effect, Evaluated, GenerationFailed, Gra
 from swarm.rollout.plane.episodes import Episode, EpisodeRules, part_of, reads_of
 from swarm.rollout.plane.groups import LEASE_SLACK_S, MAX_LEASED_TOKENS
 from swarm.rollout.plane.plane import RolloutPlane
-from swarm.types import EpisodeProgress, Lease, NodeId, Observed, Prompt, Span, Turn, TurnLimits
+from swarm.types import EpisodeProgress, Lease, NodeId, Observed, Prompt, Rollout, Score, Span, Turn, TurnLimits
 from tests.builders import (
     ALICE,
     BOB,
@@ -89,6 +89,28 @@ def begun(plane: RolloutPlane) -> tuple[Lease, list[Effect]]:
     return granted.leases[0], records
 
 
+def first_step(plane: RolloutPlane) -> StepWanted:
+    """What an environment that begins is asked first."""
+    *begun, _ = plane.ask(ALICE, v(0), 1, now=0.0)
+    (wanted,) = [effect for effect in begun if isinstance(effect, StepWanted)]
+    return wanted
+
+
+def ended(effects: Sequence[Effect]) -> tuple[Rollout, Score]:
+    """What an episode became."""
+    accepted, scored, *_ = effects
+    assert isinstance(accepted, RolloutAccepted)
+    assert isinstance(scored, RolloutScored)
+    return accepted.rollout, scored.score
+
+
+def program(turns: int) -> tuple[RolloutPlane, Lease]:
+    """An episode that a program plays, and the lease of its first conversation."""
+    plane = plane_of(EpisodeRules(max_turns=turns, max_tokens=40, begins=True))
+    observe(plane, first_step(plane), Observed(token_ids=ints(5, 6), seat=1))
+    return plane, ask(plane, ALICE, 0, 1)[0]
+
+
 def verdict(plane: RolloutPlane, answer: Answer, node: NodeId = ALICE) -> tuple[str, str]:
     (judged,) = [one for one in plane.submit(node, answer, now=0.0) if isinstance(one, Judged)]
     return judged.verdict, judged.detail
@@ -106,17 +128,14 @@ def test_a_sampler_plays_an_episode_under_one_lease_and_it_becomes_one_rollout()
     assert plane.next_of(ALICE, first) == said
     assert plane.leased.held_by(ALICE) == {("t0", 0)}
     second = turn(lease, 1, 5)
-    accepted, scored, *_ = play(plane, second, says(9, reward=0.5, done=True))
+    one, score = ended(play(plane, second, says(9, reward=0.5, done=True)))
     assert plane.next_of(ALICE, second) == Observed(done=True)
-    assert isinstance(accepted, RolloutAccepted)
-    one = accepted.rollout
     assert one.token_ids == ints(4, STOP, 7, 8, 5, STOP, 9)
     assert one.logprobs == floats(-0.5, -0.5, 0.0, 0.0, -0.5, -0.5, 0.0)
     assert one.turns == (Turn(start=0, end=2, node=ALICE, reward=0.25), Turn(start=4, end=6, node=ALICE, reward=0.5))
     assert one.spans == (Span(version=v(0), start=0, end=2), Span(version=v(0), start=4, end=6))
     assert (one.finish, one.seats, one.drawn) == ("stop", (), 4)
-    assert isinstance(scored, RolloutScored)
-    assert (scored.score.reward, scored.score.exact) == (0.75, True)
+    assert (score.reward, score.exact) == (0.75, True)
     assert plane.can_take(now=0.0)
 
 
@@ -177,9 +196,8 @@ def test_a_sampler_that_was_thought_lost_may_be_first_with_a_turn_and_then_has_t
     late = turn(moved, 1, 6)
     assert verdict(plane, late, BOB)[0] == "duplicate"
     assert plane.next_of(BOB, late) == Observed(done=True)
-    accepted, *_ = play(plane, turn(lease, 2, 6), says(done=True))
-    assert isinstance(accepted, RolloutAccepted)
-    assert {one.node for one in accepted.rollout.turns} == {ALICE}
+    one, _ = ended(play(plane, turn(lease, 2, 6), says(done=True)))
+    assert {each.node for each in one.turns} == {ALICE}
 
 
 def test_turns_come_one_after_the_other_each_from_a_node_that_has_the_episode() -> None:
@@ -242,9 +260,8 @@ def test_each_failure_of_a_turn_counts_once_and_others_go_on() -> None:
 def test_a_limit_of_turns_or_tokens_ends_an_episode() -> None:
     for turns, tokens, said, left in ((1, 40, says(7), (7,)), (5, 4, says(7, 8), ())):
         plane = plane_of(EpisodeRules(max_turns=turns, max_tokens=tokens))
-        accepted, *_ = play(plane, turn(ask(plane, ALICE, 0, 1)[0], 0), said)
-        assert isinstance(accepted, RolloutAccepted)
-        assert (accepted.rollout.finish, accepted.rollout.token_ids) == ("length", ints(4, STOP, *left))
+        one, _ = ended(play(plane, turn(ask(plane, ALICE, 0, 1)[0], 0), said))
+        assert (one.finish, one.token_ids) == ("length", ints(4, STOP, *left))
 
 
 def test_an_episode_ends_before_it_is_more_than_a_rollout_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,9 +311,7 @@ def test_the_age_of_an_episode_is_that_of_its_oldest_token() -> None:
     wanted = draw(plane, turn(lease, 1, version=1))
     (group,) = plane.leased.groups()
     assert group.oldest_drawn == 0
-    accepted, *_ = observe(plane, wanted, says(done=True))
-    assert isinstance(accepted, RolloutAccepted)
-    assert accepted.rollout.oldest == 0
+    assert ended(observe(plane, wanted, says(done=True)))[0].oldest == 0
 
 
 def test_players_have_streams_of_their_own_and_are_rewarded_for_their_last_turns() -> None:
@@ -306,21 +321,17 @@ def test_players_have_streams_of_their_own_and_are_rewarded_for_their_last_turns
     plane.leave(ALICE)
     (moved,) = ask(plane, BOB, 0, 1)
     assert moved.episode == EpisodeProgress(max_tokens=40, turn=1, seat=1, streams=(ints(4, STOP), ints(9, 9)))
-    accepted, scored, *_ = play(plane, turn(moved, 1, 5), Observed(rewards=(-1.0, 1.0), done=True), BOB)
-    assert isinstance(accepted, RolloutAccepted)
-    assert isinstance(scored, RolloutScored)
-    one = accepted.rollout
+    one, score = ended(play(plane, turn(moved, 1, 5), Observed(rewards=(-1.0, 1.0), done=True), BOB))
     assert (one.token_ids, one.seats) == (ints(4, STOP, 9, 9, 5, STOP), (0, 2))
     assert one.spans == (Span(version=v(0), start=0, end=2), Span(version=v(0), start=4, end=6))
     assert [(each.start, each.end, each.seat, each.reward) for each in one.turns] == [(0, 2, 0, -0.75), (4, 6, 1, 1.0)]
-    assert (scored.score.reward, scored.score.parts) == (-0.75, {"reward_of_player_2": 1.0})
+    assert (score.reward, score.parts) == (-0.75, {"reward_of_player_2": 1.0})
     assert [reads_of(one, each, PROMPT) for each in one.turns] == [PROMPT, (9, 9)]
 
 
 def test_an_environment_that_begins_says_what_is_read_first() -> None:
     plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, begins=True))
-    *begun, _ = plane.ask(ALICE, v(0), 1, now=0.0)
-    (wanted,) = [effect for effect in begun if isinstance(effect, StepWanted)]
+    wanted = first_step(plane)
     assert (wanted.drawn, wanted.node) == ((), None)
     assert refusal(plane, ALICE, 0) == "paced"
     assert observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1)) == []
@@ -333,10 +344,8 @@ def test_an_environment_that_begins_says_what_is_read_first() -> None:
 
 def test_a_turn_is_held_to_the_limits_that_its_program_set() -> None:
     plane = plane_of(EpisodeRules(max_turns=5, max_tokens=40, begins=True))
-    *begun, _ = plane.ask(ALICE, v(0), 1, now=0.0)
-    (wanted,) = [effect for effect in begun if isinstance(effect, StepWanted)]
     short = TurnLimits(max_new_tokens=2, stop=("x",))
-    observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1, limits=short))
+    observe(plane, first_step(plane), Observed(token_ids=ints(5, 6), seat=1, limits=short))
     (lease,) = ask(plane, ALICE, 0, 1)
     assert lease.episode == EpisodeProgress(max_tokens=40, seat=1, streams=(b"", ints(5, 6)), limits=short)
     assert verdict(plane, turn(lease, 0, 4, 4)) == ("malformed", "3 tokens are more than the lease's 2")
@@ -351,33 +360,21 @@ def test_a_turn_is_held_to_the_limits_that_its_program_set() -> None:
 
 
 def test_the_conversations_of_a_program_are_one_player_with_one_reward() -> None:
-    plane = plane_of(EpisodeRules(max_turns=5, max_tokens=40, begins=True))
-    *begun, _ = plane.ask(ALICE, v(0), 1, now=0.0)
-    (wanted,) = [effect for effect in begun if isinstance(effect, StepWanted)]
-    observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1))
-    (lease,) = ask(plane, ALICE, 0, 1)
+    plane, lease = program(5)
     play(plane, turn(lease, 0), Observed(token_ids=ints(7), seat=2))
     end = Observed(rewards=(0.0, 0.5, 0.5), done=True, parts={"forks": 1.0})
-    accepted, scored, *_ = play(plane, turn(lease, 1), end)
-    assert isinstance(accepted, RolloutAccepted)
-    assert isinstance(scored, RolloutScored)
-    assert [(each.seat, each.reward) for each in accepted.rollout.turns] == [(1, 0.5), (2, 0.5)]
-    assert (scored.score.reward, scored.score.parts) == (0.5, {"forks": 1.0})
+    one, score = ended(play(plane, turn(lease, 1), end))
+    assert [(each.seat, each.reward) for each in one.turns] == [(1, 0.5), (2, 0.5)]
+    assert (score.reward, score.parts) == (0.5, {"forks": 1.0})
 
 
 def test_conversations_that_a_limit_ended_have_all_that_was_given_so_far() -> None:
-    plane = plane_of(EpisodeRules(max_turns=2, max_tokens=40, begins=True))
-    *begun, _ = plane.ask(ALICE, v(0), 1, now=0.0)
-    (wanted,) = [effect for effect in begun if isinstance(effect, StepWanted)]
-    observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1))
-    (lease,) = ask(plane, ALICE, 0, 1)
+    plane, lease = program(2)
     play(plane, turn(lease, 0), Observed(token_ids=ints(7), seat=2, rewards=(0.0, 0.25)))
-    accepted, scored, *_ = play(plane, turn(lease, 1), Observed(token_ids=ints(7), seat=1, rewards=(0.0, 0.0, 0.5)))
-    assert isinstance(accepted, RolloutAccepted)
-    assert isinstance(scored, RolloutScored)
-    assert accepted.rollout.finish == "length"
-    assert [(each.seat, each.reward) for each in accepted.rollout.turns] == [(1, 0.75), (2, 0.75)]
-    assert scored.score.reward == 0.75
+    one, score = ended(play(plane, turn(lease, 1), Observed(token_ids=ints(7), seat=1, rewards=(0.0, 0.0, 0.5))))
+    assert one.finish == "length"
+    assert [(each.seat, each.reward) for each in one.turns] == [(1, 0.75), (2, 0.75)]
+    assert score.reward == 0.75
 
 
 def test_held_out_prompts_are_played_too_and_nothing_of_them_is_recorded() -> None:
