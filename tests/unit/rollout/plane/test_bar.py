@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from swarm.rollout.journal.entries import GroupDropped, RolloutReturned
 from swarm.rollout.plane.effects import Refused
 from swarm.rollout.plane.plane import RolloutPlane
-from swarm.types import Lease, Score
-from tests.builders import ALICE, BOB, answering, answers, ask, new_plane, prompt, submit_and_score, v, verdict_of
+from swarm.types import Lease
+from tests.builders import ALICE, BOB, ask, new_plane, prompt, submit_and_score, v
 
 WHY = "its draws are not what was asked for"
 
@@ -47,18 +47,6 @@ def test_it_keeps_no_held_out_prompt_from_those_on_standby() -> None:
     assert ask(plane, BOB, 0, 4)
 
 
-def test_what_it_holds_goes_to_others_and_its_late_answers_are_refused() -> None:
-    plane = new_plane()
-    leased = ask(plane, ALICE, 0, 2)
-    plane.bar(ALICE, WHY)
-    again = ask(plane, BOB, 0, 2)
-    assert [one.samples for one in again] == [one.samples for one in leased]
-    (lease, late), *_ = answers(leased, 0)
-    assert verdict_of(plane.submit(ALICE, answering(lease, late), now=0.0)) == "barred"
-    submit_and_score(plane, BOB, again, 0)
-    assert plane.counts()["groups_ready"] == 1
-
-
 def seeds_of(leases: Sequence[Lease]) -> set[tuple[str, int, int]]:
     return {(one.group_id, spec.index, spec.seed) for one in leases for spec in one.samples}
 
@@ -80,18 +68,6 @@ def test_what_it_gave_is_drawn_again_from_the_same_seeds_also_in_groups_that_wer
     assert ready(plane)
     batch, _ = plane.take()
     assert {sample.author for group in batch for sample in group.samples} == {BOB}
-
-
-def test_a_rollout_whose_score_is_on_its_way_is_withdrawn_when_it_comes() -> None:
-    plane = new_plane(groups=1)
-    leased = ask(plane, ALICE, 0, 2)
-    for lease, answer in answers(leased, 0):
-        plane.submit(ALICE, answering(lease, answer), now=0.0)
-    assert plane.bar(ALICE, WHY) == []
-    for index in range(2):
-        assert plane.scored("t0", index, Score(reward=1.0, exact=True)) == [RolloutReturned(number=0, index=index)]
-    submit_and_score(plane, BOB, ask(plane, BOB, 0, 2), 0)
-    assert ready(plane)
 
 
 def test_a_group_that_is_too_old_to_be_drawn_again_is_dropped() -> None:

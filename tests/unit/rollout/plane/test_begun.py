@@ -9,9 +9,9 @@ from typing import NoReturn
 import pytest
 from msgspec import structs
 
-from swarm.rollout.journal.entries import GroupDropped, Record, RolloutAccepted, RolloutReturned, TurnTaken
+from swarm.rollout.journal.entries import Record, RolloutAccepted, RolloutReturned, TurnTaken
 from swarm.rollout.messages import Answer
-from swarm.rollout.plane.begun import MAX_HANDED_SPANS, begun_name
+from swarm.rollout.plane.begun import MAX_HANDED_SPANS
 from swarm.rollout.plane.effects import Effect, Evaluated, Granted, Judged
 from swarm.rollout.plane.episodes import MAX_SPANS, EpisodeRules
 from swarm.rollout.plane.plane import RolloutPlane
@@ -81,14 +81,6 @@ def test_another_goes_on_and_each_is_the_author_of_what_it_drew() -> None:
     assert group.samples[0].oldest == 0
 
 
-def test_it_waits_for_anybody_and_who_handed_it_over_may_have_it_again() -> None:
-    plane = plane_of()
-    handed(plane, ALICE, 3)
-    assert plane.counts()["samples_leased"] == 0
-    (again,) = ask(plane, ALICE, 0, 1)
-    assert again.begun == ints(3)
-
-
 @pytest.mark.parametrize("other", range(8))
 def test_what_follows_other_tokens_is_not_taken(other: int) -> None:
     """Whichever of the two names is the greater number."""
@@ -105,11 +97,6 @@ def test_what_follows_other_tokens_is_not_taken(other: int) -> None:
 
 def replace_begun(lease: Lease, *tokens: int) -> Lease:
     return structs.replace(lease, begun=ints(*tokens))
-
-
-def test_the_names_of_what_stands_before_differ() -> None:
-    assert begun_name(b"") == 0
-    assert len({begun_name(ints(token)) for token in range(100)}) == 100
 
 
 def test_only_who_holds_a_sample_hands_it_over() -> None:
@@ -228,19 +215,6 @@ def test_the_next_life_of_the_learner_goes_on_with_it() -> None:
     assert isinstance(accepted, RolloutAccepted)
     assert [span.node for span in accepted.rollout.spans] == [ALICE, BOB, ""]
     ledger.read([accepted])
-
-
-def test_a_group_is_as_old_as_what_was_handed_over_of_it() -> None:
-    """Its beginning is of version 0; a batch that cannot take that gives the group up."""
-    plane = plane_of(bound=1)
-    lease = handed(plane, ALICE, 3)
-    effects: list[Effect] = []
-    for version in (1, 2):
-        plane.published(v(version))
-        plane.next_batch = version
-        effects += plane.set_bound(1)
-    (dropped,) = [effect for effect in effects if isinstance(effect, GroupDropped)]
-    assert (dropped.group_id, dropped.reason) == (lease.group_id, "stale")
 
 
 def test_held_out_answers_are_handed_over_too_and_are_on_no_record() -> None:

@@ -10,7 +10,7 @@ from swarm.rollout.journal.entries import GroupDropped
 from swarm.rollout.plane.effects import Judged
 from swarm.rollout.plane.plane import RolloutPlane
 from swarm.types import Lease
-from tests.builders import ALICE, BOB, answering, answers, ask, new_plane, prompt, refusal, rollout, submit_and_score, v
+from tests.builders import ALICE, BOB, answering, answers, ask, new_plane, prompt, refusal, submit_and_score, v
 
 
 def without_an_aim(*, max_staleness: int = 1) -> RolloutPlane:
@@ -30,14 +30,6 @@ def one_left_behind(plane: RolloutPlane) -> Lease:
     plane.published(v(1))
     submit_and_score(plane, BOB, ask(plane, BOB, 1, 1), 1)
     return slow
-
-
-def test_a_higher_bound_makes_room_at_once() -> None:
-    plane = without_an_aim()
-    assert len(ask(plane, ALICE, 0, 9)) == 2
-    assert refusal(plane, ALICE, 0) == "paced"
-    assert plane.set_bound(3) == []
-    assert len(ask(plane, BOB, 0, 9)) == 2
 
 
 def test_a_lower_bound_drops_what_is_ready_and_too_old_by_it() -> None:
@@ -66,16 +58,3 @@ def test_an_answer_that_only_a_lower_bound_makes_stale_is_counted_as_such(lowere
     judged, *_ = plane.submit(ALICE, answering(lease, late), now=0.0)
     assert isinstance(judged, Judged)
     assert (judged.verdict, judged.counted_as) == ("stale", said)
-
-
-def test_a_group_remembers_the_bound_of_its_opening_and_not_a_later_one() -> None:
-    """S is 1, then 3: what is stale by 1 again is the user's doing only if it was opened under 3."""
-    plane = without_an_aim()
-    slow = one_left_behind(plane)
-    plane.set_bound(3)
-    plane.take()
-    plane.published(v(2))
-    plane.set_bound(1)
-    judged, *_ = plane.submit(ALICE, answering(slow, rollout(group_id="t0", version=0)), now=0.0)
-    assert isinstance(judged, Judged)
-    assert judged.counted_as == "stale"

@@ -45,17 +45,6 @@ def taken(plane: RolloutPlane) -> list[str]:
     return [group.group_id for group in plane.take()[0]]
 
 
-def test_others_are_drawn_for_groups_without_variance() -> None:
-    plane = dynamic_plane()
-    leases = ask(plane, ALICE, 0, 4)
-    assert refusal(plane, ALICE, 0) == "paced"
-    assert replaced(give(plane, leases, FLAT, UNEVEN)) == ["t0"]
-    assert not plane.can_take(now=0.0)
-    assert replaced(give(plane, ask(plane, ALICE, 0, 4), UNEVEN)) == []
-    assert plane.can_take(now=0.0)
-    assert taken(plane) == ["t1", "t2"]
-
-
 def test_a_step_takes_what_there_is_once_as_many_were_replaced_as_a_batch_has() -> None:
     plane = dynamic_plane()
     assert replaced(give(plane, ask(plane, ALICE, 0, 4), FLAT, FLAT)) == ["t0", "t1"]

@@ -303,17 +303,6 @@ def test_a_fresh_episode_goes_on_though_its_group_was_opened_for_an_old_version(
     assert ask(plane, BOB, 1, 1)[0].group_id == lease.group_id
 
 
-def test_the_age_of_an_episode_is_that_of_its_oldest_token() -> None:
-    plane = plane_of()
-    (lease,) = ask(plane, ALICE, 0, 1)
-    play(plane, turn(lease, 0), says(7))
-    plane.published(v(1))
-    wanted = draw(plane, turn(lease, 1, version=1))
-    (group,) = plane.leased.groups()
-    assert group.oldest_drawn == 0
-    assert ended(observe(plane, wanted, says(done=True)))[0].oldest == 0
-
-
 def test_players_have_streams_of_their_own_and_are_rewarded_for_their_last_turns() -> None:
     plane = plane_of()
     (lease,) = ask(plane, ALICE, 0, 1)
@@ -327,19 +316,6 @@ def test_players_have_streams_of_their_own_and_are_rewarded_for_their_last_turns
     assert [(each.start, each.end, each.seat, each.reward) for each in one.turns] == [(0, 2, 0, -0.75), (4, 6, 1, 1.0)]
     assert (score.reward, score.parts) == (-0.75, {"reward_of_player_2": 1.0})
     assert [reads_of(one, each, PROMPT) for each in one.turns] == [PROMPT, (9, 9)]
-
-
-def test_an_environment_that_begins_says_what_is_read_first() -> None:
-    plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, begins=True))
-    wanted = first_step(plane)
-    assert (wanted.drawn, wanted.node) == ((), None)
-    assert refusal(plane, ALICE, 0) == "paced"
-    assert observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1)) == []
-    (lease,) = ask(plane, ALICE, 0, 1)
-    assert lease.episode == EpisodeProgress(max_tokens=40, seat=1, streams=(b"", ints(5, 6)))
-    assert draw(plane, turn(lease, 0)).newest == rollout(group_id="t0", tokens=(4, STOP))
-    held_out = plane.evaluate(v(0), [prompt(0), prompt(1)])
-    assert [(one.group_id, one.index, one.drawn) for one in held_out] == [("e0.1-0", 0, ()), ("e0.1-1", 0, ())]
 
 
 def test_a_turn_is_held_to_the_limits_that_its_program_set() -> None:

@@ -105,16 +105,6 @@ def test_with_the_highest_aim_everything_is_opened_that_the_bound_allows() -> No
         assert found == all_there_are
 
 
-def test_what_a_waiting_learner_needs_is_opened_whatever_its_age() -> None:
-    pacing = aiming()
-    for _ in range(100):
-        step(pacing, left=16)
-    assert pacing.aim == 1.0
-    assert places(pacing, version=6) == 0
-    assert not pacing.is_whole(0, BOUND, now=0.0)
-    assert places(pacing, version=6) == 16
-
-
 def test_after_a_wait_the_least_surplus_of_eight_batches_lowers_the_aim_and_before_it_each() -> None:
     pacing = aiming()
     step(pacing, left=8)
@@ -132,24 +122,6 @@ def test_after_a_wait_the_least_surplus_of_eight_batches_lowers_the_aim_and_befo
     for _ in range(7):
         step(pacing, left=16)
     assert pacing.aim == lowered + 1 / 16
-
-
-def test_the_aim_leaves_a_stock_and_is_never_below_a_batch() -> None:
-    pacing = aiming()
-    for _ in range(100):
-        step(pacing, left=1)
-    assert pacing.aim == 5.0
-    for _ in range(1000):
-        step(pacing, left=16)
-    assert pacing.aim == 1.0
-
-
-def test_who_asks_ahead_is_held_to_an_aim_of_a_step_less() -> None:
-    pacing = aiming()
-    pacing.aim = 4.0
-    assert places(pacing, version=9, ahead=True) == 32
-    assert places(pacing, version=8, ahead=True) == 16
-    assert places(pacing, version=7, ahead=True) == 0
 
 
 def test_a_node_that_would_answer_too_late_for_the_aim_opens_nothing_unless_the_learner_waits() -> None:
@@ -210,19 +182,6 @@ def test_places_that_are_free_while_others_work_are_not_ahead() -> None:
     *_, answer = plane.ask(ALICE, v(0), 3, at_once=2, now=0.0)
     assert isinstance(answer, Granted)
     assert [(one.group_id, len(one.samples)) for one in answer.leases] == [("t0", 1), ("t1", 2)]
-
-
-def test_a_learner_that_waits_for_the_last_answers_has_one_more_group_opened() -> None:
-    plane = new_plane(max_staleness=0, groups=16, size=1)
-    for step in range(2):
-        granted = ask(plane, ALICE, step, 100)
-        assert len(granted) == 16
-        submit_and_score(plane, ALICE, granted[:15], step)
-        assert not plane.can_take(now=0.0)
-        submit_and_score(plane, ALICE, granted[15:], step)
-        plane.take()
-        plane.published(v(step + 1))
-    assert len(ask(plane, BOB, 2, 100)) == 17
 
 
 def test_a_sample_of_a_begun_group_is_kept_from_who_would_delay_it_until_the_learner_waits() -> None:

@@ -10,13 +10,12 @@ from msgspec import structs
 
 from swarm.rollout.journal.entries import GroupDropped, RolloutReturned
 from swarm.rollout.messages import Answer
-from swarm.rollout.plane.effects import Effect, Evaluated, GenerationFailed, Granted, Judged, LeaseOverdue, NodeSilent
-from swarm.rollout.plane.groups import ALL_FAILED_RETRY_S, LEASE_SLACK_S, MAX_LEASED_TO
-from swarm.rollout.plane.heldout import WRONG
+from swarm.rollout.plane.effects import Effect, Evaluated, GenerationFailed, Granted, Judged, NodeSilent
+from swarm.rollout.plane.groups import ALL_FAILED_RETRY_S, MAX_LEASED_TO
 from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.rollout.plane.plane import MAX_FAILURES, RolloutPlane
 from swarm.rollout.plane.rules import MIN_PATIENCE_S
-from swarm.types import Lease, NodeId, Score, Span
+from swarm.types import NodeId, Score, Span
 from tests.builders import (
     ALICE,
     BOB,
@@ -54,23 +53,6 @@ def spend_batch(plane: RolloutPlane, version: int) -> None:
     plane.published(v(version + 1))
 
 
-def test_a_lease_says_all_that_a_sampler_needs_and_groups_are_begun_in_order() -> None:
-    plane = new_plane()
-    one, begun = ask(plane, ALICE, 0, 3)
-    assert (one.purpose, one.group_id, one.min_version) == ("train", "t0", v(0))
-    assert one.prompt_token_ids == prompt(0).token_ids
-    assert [s.index for s in one.samples] == [0, 1]
-    assert len({s.seed for s in one.samples}) == 2
-    assert one.rules.temperature == 1.0
-    plane.release(ALICE, "t0", 1, now=0.0)
-    assert [(each.group_id, each.samples[0].index) for each in (begun, *ask(plane, BOB, 0, 3))] == [
-        ("t1", 0),
-        ("t0", 1),
-        ("t1", 1),
-        ("t2", 0),
-    ]
-
-
 def test_a_sampler_that_claims_an_unpublished_version_gets_nothing() -> None:
     plane = new_plane(newest=None)
     assert refusal(plane, ALICE, 0) == "starting"
@@ -91,22 +73,6 @@ def test_draining_hands_out_held_out_prompts_only_and_finished_nothing() -> None
     assert one.purpose == "eval"
     plane.end("finished")
     assert refusal(plane, ALICE, 0) == "finished"
-
-
-@pytest.mark.parametrize("capacity", [1, 64])
-def test_a_round_is_drawn_before_anything_else_so_that_it_measures_one_version(capacity: int) -> None:
-    """However many a node asks for at a time, and whatever it could train on."""
-    plane = new_plane(groups=512, size=2, eval_samples=16)
-    plane.evaluate(v(0), [prompt(i) for i in range(100)])
-    leased = Counter[str]()
-    while plane.round.open:
-        granted = ask(plane, ALICE, 0, capacity)
-        for one in granted:
-            leased[one.purpose] += len(one.samples)
-        submit_and_score(plane, ALICE, granted, 0)
-    assert leased["eval"] == 1600
-    assert leased["train"] < capacity + 2, "what the last batch of the round had places left for"
-    assert {one.purpose for one in ask(plane, ALICE, 0, capacity)} == {"train"}
 
 
 def test_a_round_says_which_versions_answered_it() -> None:
@@ -159,37 +125,12 @@ def test_a_node_that_is_about_to_install_new_weights_is_given_no_held_out_prompt
     assert len(ask(plane, ALICE, 0, 8)) == 8
 
 
-def test_several_samples_of_a_held_out_prompt_are_drawn_as_in_training() -> None:
-    plane = new_plane(eval_samples=3)
-    plane.end("draining")
-    plane.evaluate(v(0), [prompt(0)])
-    (one,) = granted = ask(plane, ALICE, 0, 10)
-    assert one.rules == plane.rules.rules
-    assert len({sample.seed for sample in one.samples}) == 3
-    effects = submit_and_score(plane, ALICE, granted, 0)
-    assert effects[-1] == Evaluated(version=0, newest=0, scores=((SCORE,) * 3,))
-
-
 def test_a_sampler_with_older_weights_answers_no_held_out_prompt() -> None:
     plane = new_plane()
     spend_batch(plane, 0)
     plane.evaluate(v(1), [prompt(0)])
     assert {one.purpose for one in ask(plane, BOB, 0, 100)} == {"train"}
     assert ask(plane, ALICE, 1, 1)[0].purpose == "eval"
-
-
-def test_a_round_ends_with_its_last_score_and_counts_what_cannot_be_scored_as_wrong() -> None:
-    plane = new_plane()
-    plane.end("draining")
-    plane.evaluate(v(0), [prompt(0), prompt(1)])
-    granted = ask(plane, ALICE, 0, 2)
-    submit_and_score(plane, ALICE, granted[:1], 0)
-    assert plane.round.open
-    (one, answer), *_ = answers(granted[1:], 0)
-    plane.submit(ALICE, answering(one, answer), now=0.0)
-    (over,) = plane.scored(one.group_id, 0, WRONG)
-    assert over == Evaluated(version=0, newest=0, scores=((SCORE,), (Score(reward=0.0, exact=False),)))
-    assert not plane.round.open
 
 
 def test_a_silent_nodes_sample_is_leased_again_with_the_same_id_and_seed() -> None:
@@ -212,21 +153,6 @@ def test_a_silent_node_has_lost_what_it_can_have_drawn_of_its_leases(tokens_per_
     ask(plane, BOB, 0, 2)
     plane.leased.hear(BOB, now=7.0, tokens_per_s=tokens_per_s)
     assert plane.tick(now=10.0) == [NodeSilent(node=BOB, samples=2, lost=lost)]
-
-
-def test_a_late_answer_of_a_node_thought_silent_is_accepted_once() -> None:
-    plane = new_plane()
-    granted = ask(plane, ALICE, 0, 1)
-    plane.tick(now=10.0)
-    taken_over = ask(plane, BOB, 0, 1, now=10.0)
-    assert taken_over[0].samples == granted[0].samples
-    ((given, answer),) = answers(granted, 0)
-    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=11.0)) == "accepted"
-    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=12.0)) == "duplicate"
-    ((given, answer),) = answers(taken_over, 0)
-    late = plane.submit(BOB, answering(given, answer), now=13.0)
-    assert verdict_of(late) == "duplicate"
-    assert [type(effect) for effect in late] == [Judged]
 
 
 def test_a_sample_is_answered_only_by_nodes_that_it_was_leased_to_and_for_an_attempt_that_there_was() -> None:
@@ -288,20 +214,6 @@ def test_a_group_that_fails_eight_times_is_dropped_and_its_room_is_freed() -> No
     assert ask(plane, ALICE, 0, 1, now=end)[0].group_id == "t1"
 
 
-def test_a_late_retry_of_an_old_failure_neither_counts_nor_takes_the_new_lease() -> None:
-    plane = new_plane(size=1)
-    (old,) = ask(plane, ALICE, 0, 1)
-    plane.submit(ALICE, answering(old, failed_rollout()), now=0.0)
-    (new,) = ask(plane, ALICE, 0, 1, now=ALL_FAILED_RETRY_S)
-    assert (old.samples[0].attempt, new.samples[0].attempt) == (0, 1)
-    assert (old.samples[0].seed, old.group_id) == (new.samples[0].seed, new.group_id)
-    for _ in range(MAX_FAILURES):
-        assert [type(e) for e in plane.submit(ALICE, answering(old, failed_rollout()), now=0.0)] == [Judged]
-    assert (plane.counts()["groups_open"], plane.counts()["samples_leased"]) == (1, 1)
-    assert verdict_of(plane.submit(ALICE, answering(new, failed_rollout()), now=0.0)) == "accepted"
-    assert plane.counts()["samples_leased"] == 0
-
-
 def test_an_old_answer_that_comes_again_does_not_take_the_new_lease() -> None:
     plane = new_plane(max_staleness=0, groups=1, size=2)
     (old,) = ask(plane, ALICE, 0, 1)
@@ -315,46 +227,11 @@ def test_an_old_answer_that_comes_again_does_not_take_the_new_lease() -> None:
     assert plane.counts()["samples_leased"] == 0
 
 
-def test_on_policy_every_batch_waits_for_its_own_version() -> None:
+def test_who_has_the_newest_version_waits_for_the_learner() -> None:
     plane = new_plane(max_staleness=0)
-    for step in range(3):
-        granted = ask(plane, ALICE, step, 100)
-        assert len(granted) == 2
-        assert refusal(plane, BOB, step) == "paced"
-        submit_and_score(plane, ALICE, granted, step)
-        batch, dropped = plane.take()
-        assert (drops(dropped), {g.oldest_version for g in batch}) == ([], {step})
-        assert refusal(plane, ALICE, step) == "paced"
-        plane.published(v(step + 1))
-
-
-def slow_group(plane: RolloutPlane) -> tuple[list[Effect], Lease]:
-    """Alice holds t0; Bob's t1 is trained on; t0's opening version has expired."""
-    (slow,) = ask(plane, ALICE, 0, 1)
-    submit_and_score(plane, BOB, ask(plane, BOB, 0, 1), 0)
+    submit_and_score(plane, ALICE, ask(plane, ALICE, 0, 100), 0)
     plane.take()
-    plane.published(v(1))
-    submit_and_score(plane, BOB, ask(plane, BOB, 1, 1), 1)
-    _, dropped = plane.take()
-    plane.published(v(2))
-    return dropped, slow
-
-
-def test_a_group_past_its_opening_deadline_is_kept_for_an_answer_by_newer_weights() -> None:
-    plane = new_plane(max_staleness=1, groups=1, size=1)
-    dropped, given = slow_group(plane)
-    assert drops(dropped) == []
-    answer = rollout(group_id="t0", version=1)
-    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=0.0)) == "accepted"
-
-
-def test_a_group_that_lost_its_node_after_its_deadline_is_dropped() -> None:
-    plane = new_plane(max_staleness=1, groups=1, size=1)
-    slow_group(plane)
-    plane.release(ALICE, "t0", 0, now=0.0)
-    submit_and_score(plane, BOB, ask(plane, BOB, 2, 1), 2)
-    _, dropped = plane.take()
-    assert drops(dropped) == [("t0", "stale", 0)]
+    assert refusal(plane, ALICE, 0) == "paced"
 
 
 def test_a_full_table_of_nodes_refuses_one_more_politely() -> None:
@@ -364,19 +241,6 @@ def test_a_full_table_of_nodes_refuses_one_more_politely() -> None:
     assert refusal(plane, ALICE, 0) == "draining"
     ((given, answer),) = answers([lease(indices=(0,))], 0)
     assert verdict_of(plane.submit(ALICE, answering(given, answer), now=0.0)) == "duplicate"
-
-
-def test_a_sampler_that_beats_and_never_answers_does_not_stall_the_run() -> None:
-    plane = new_plane()
-    taken = ask(plane, ALICE, 0, 4096)
-    assert refusal(plane, BOB, 0, now=1.0) == "paced"
-    due = plane.rules.lease_time_limit_s + LEASE_SLACK_S
-    plane.beat(ALICE, now=due)
-    plane.beat(BOB, now=due)
-    (overdue,) = plane.tick(now=due)
-    assert isinstance(overdue, LeaseOverdue)
-    assert (overdue.node, len(overdue.samples)) == (ALICE, sum(len(one.samples) for one in taken))
-    assert len(ask(plane, BOB, 0, 4096, now=due)) == len(taken)
 
 
 # -- classes of engines that were never measured ---------------------------------------------------------------
