@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +12,12 @@ from msgspec import structs
 
 from swarm.rollout.journal.entries import GroupDropped, RolloutReturned
 from swarm.rollout.messages import Answer
-from swarm.rollout.plane.effects import Effect, Evaluated, GenerationFailed, Granted, Judged, NodeSilent
+from swarm.rollout.plane.effects import Effect, Evaluated, GenerationFailed, Granted, Judged, NodeSilent, Refused
 from swarm.rollout.plane.groups import ALL_FAILED_RETRY_S, MAX_LEASED_TO
 from swarm.rollout.plane.nodes import MAX_NODES
 from swarm.rollout.plane.plane import MAX_FAILURES, RolloutPlane
 from swarm.rollout.plane.rules import MIN_PATIENCE_S
-from swarm.types import NodeId, Score, Span
+from swarm.types import Lease, NodeId, Score, Span
 from tests.builders import (
     ALICE,
     BOB,
@@ -332,3 +334,126 @@ def test_held_out_prompts_know_no_bound() -> None:
     plane.end("draining")
     plane.evaluate(v(0), [prompt(0)])
     assert lease_as(plane, ALICE, measured=False) == 4
+
+
+# -- another bound -------------------------------------------------------------------------------------------------
+
+
+def without_an_aim(*, max_staleness: int = 1) -> RolloutPlane:
+    """Batches of one group of one sample; version 0 is published."""
+    rules = replace(new_plane(max_staleness=max_staleness, groups=1, size=1).rules, adaptive=False)
+    plane = RolloutPlane(rules, prompts=prompt)
+    plane.published(v(0))
+    return plane
+
+
+def one_left_behind(plane: RolloutPlane) -> Lease:
+    """Alice's t0 is due by batch 1, which is ready without it: Bob's t1 was batch 0, and his t2 is of version 1."""
+    (slow,) = ask(plane, ALICE, 0, 1)
+    submit_and_score(plane, BOB, ask(plane, BOB, 0, 1), 0)
+    assert plane.can_take(now=0.0)
+    plane.take()
+    plane.published(v(1))
+    submit_and_score(plane, BOB, ask(plane, BOB, 1, 1), 1)
+    return slow
+
+
+def test_a_lower_bound_drops_what_is_ready_and_too_old_by_it() -> None:
+    plane = without_an_aim(max_staleness=2)
+    submit_and_score(plane, ALICE, ask(plane, ALICE, 0, 3), 0)
+    plane.take()
+    plane.published(v(1))
+    first, second = plane.set_bound(0)
+    assert isinstance(first, GroupDropped)
+    assert isinstance(second, GroupDropped)
+    assert {first.reason, second.reason} == {"bound_lowered"}
+    assert (first.nodes, first.next_batch, first.max_staleness) == ({ALICE: 1}, 1, 0)
+    assert refusal(plane, ALICE, 0) == "behind"
+    assert len(ask(plane, BOB, 1, 9)) == 1
+
+
+@pytest.mark.parametrize(("lowered", "said"), [(True, "bound_lowered"), (False, "stale")])
+def test_an_answer_that_only_a_lower_bound_makes_stale_is_counted_as_such(lowered: bool, said: str) -> None:
+    plane = without_an_aim()
+    slow = one_left_behind(plane)
+    if lowered:
+        plane.set_bound(0)
+    else:
+        plane.take()
+    lease, late = answers([slow], 0)[0]
+    judged, *_ = plane.submit(ALICE, answering(lease, late), now=0.0)
+    assert isinstance(judged, Judged)
+    assert (judged.verdict, judged.counted_as) == ("stale", said)
+
+
+# -- a sampler that was caught: others draw again what it gave -----------------------------------------------------
+
+WHY = "its draws are not what was asked for"
+
+
+def ready(plane: RolloutPlane) -> bool:
+    return plane.can_take(now=0.0)
+
+
+def test_it_gets_nothing_and_is_told_why() -> None:
+    plane = new_plane()
+    plane.bar(ALICE, WHY)
+    (said,) = plane.ask(ALICE, v(0), 4, now=0.0)
+    assert isinstance(said, Refused)
+    assert said.detail == WHY
+    assert ask(plane, BOB, 0, 2)
+    plane.unbar(ALICE)
+    assert ask(plane, ALICE, 0, 2)
+
+
+def test_it_gets_no_held_out_prompt_either() -> None:
+    plane = new_plane()
+    plane.evaluate(v(0), [prompt()])
+    plane.bar(ALICE, WHY)
+    plane.set_standby({ALICE: "not needed"})
+    assert isinstance(plane.ask(ALICE, v(0), 4, now=0.0)[-1], Refused)
+
+
+def test_it_keeps_no_held_out_prompt_from_those_on_standby() -> None:
+    plane = new_plane()
+    plane.evaluate(v(0), [prompt()])
+    plane.beat(ALICE, now=0.0)
+    plane.beat(BOB, now=0.0)
+    plane.set_standby({BOB: "not needed"})
+    assert isinstance(plane.ask(BOB, v(0), 4, now=0.0)[-1], Refused), "while another draws they go there"
+    plane.bar(ALICE, WHY)
+    assert ask(plane, BOB, 0, 4)
+
+
+def seeds_of(leases: Sequence[Lease]) -> set[tuple[str, int, int]]:
+    return {(one.group_id, spec.index, spec.seed) for one in leases for spec in one.samples}
+
+
+def test_what_it_gave_is_drawn_again_from_the_same_seeds_also_in_groups_that_were_ready() -> None:
+    """One group is its own, one half its own, one another's."""
+    plane = new_plane(groups=3)
+    first = ask(plane, ALICE, 0, 3)
+    submit_and_score(plane, ALICE, first, 0)
+    rest = ask(plane, BOB, 0, 3)
+    submit_and_score(plane, BOB, rest, 0)
+    assert ready(plane)
+    returned = plane.bar(ALICE, WHY)
+    assert [(one.number, one.index) for one in returned if isinstance(one, RolloutReturned)] == [(0, 0), (0, 1), (1, 0)]
+    assert not ready(plane)
+    again = ask(plane, BOB, 0, 3)
+    assert seeds_of(again) == seeds_of(first)
+    submit_and_score(plane, BOB, again, 0)
+    assert ready(plane)
+    batch, _ = plane.take()
+    assert {sample.author for group in batch for sample in group.samples} == {BOB}
+
+
+def test_a_group_that_is_too_old_to_be_drawn_again_is_dropped() -> None:
+    plane = new_plane(max_staleness=1, groups=1)
+    submit_and_score(plane, ALICE, ask(plane, ALICE, 0, 2), 0)
+    plane.take()
+    submit_and_score(plane, ALICE, ask(plane, ALICE, 0, 2), 0)
+    plane.next_batch += 1
+    returned = plane.bar(ALICE, WHY)
+    assert any(isinstance(one, GroupDropped) for one in returned)
+    assert plane.counts()["groups_open"] == 0

@@ -11,12 +11,14 @@ import pytest
 
 from swarm.errors import ProtocolError
 from swarm.rollout.messages import Answer
+from swarm.rollout.plane.buffer import Buffer
 from swarm.rollout.plane.groups import LeaseTable
+from swarm.rollout.plane.heldout import held_out_figures
 from swarm.rollout.plane.rules import deadline, is_for_publication, is_fresh, may_open, publication_period, staleness
 from swarm.rollout.plane.verdict import LOGPROB_SLACK, MIN_LOGPROB, token_fault, verdict_on
-from swarm.types import Purpose, Rollout, SamplingRules, Span, VersionId
+from swarm.types import Purpose, Rollout, SamplingRules, Score, Span, VersionId
 from swarm.wire import decode, encode
-from tests.builders import ALICE, RULES, STOP, VOCAB, failed_rollout, floats, ints, open_group, rollout, v
+from tests.builders import ALICE, RULES, STOP, VOCAB, failed_rollout, floats, ints, open_group, ready_group, rollout, v
 
 
 @pytest.mark.parametrize(
@@ -206,3 +208,34 @@ def test_a_period_counts_from_the_newest_version_and_the_last_step_is_published(
     step: int, newest: int, due: bool
 ) -> None:
     assert is_for_publication(step, newest, 3, 10) is due
+
+
+# -- complete groups, and held-out rounds --------------------------------------------------------------------------
+
+
+def test_an_incomplete_group_is_not_taken_in() -> None:
+    group = ready_group(0, 0, samples=2)
+    group.samples[1].score = None
+    with pytest.raises(AssertionError):
+        Buffer(batch_groups=1).add(group)
+    group.samples[1].score = Score(reward=0.0, exact=False)
+    Buffer(batch_groups=1).add(group)
+
+
+def row(right: int, samples: int, reward: float = 0.5) -> list[Score]:
+    return [Score(reward=reward, exact=i < right) for i in range(samples)]
+
+
+@pytest.mark.parametrize(
+    ("right", "samples", "pass_at_1", "pass_at_k"),
+    [([1, 0, 1, 1], 1, 0.75, 0.75), ([4, 0, 1], 4, 5 / 12, 2 / 3), ([0, 0], 8, 0.0, 0.0), ([8], 8, 1.0, 1.0)],
+)
+def test_one_of_k_and_any_of_k(right: list[int], samples: int, pass_at_1: float, pass_at_k: float) -> None:
+    figures = held_out_figures([row(count, samples) for count in right])
+    assert figures == {
+        "exact_match": pytest.approx(pass_at_1),
+        "pass_at_1": pytest.approx(pass_at_1),
+        "pass_at_k": pytest.approx(pass_at_k),
+        "reward": 0.5,
+        "samples": samples,
+    }
