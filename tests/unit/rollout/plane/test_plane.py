@@ -395,13 +395,16 @@ def ready(plane: RolloutPlane) -> bool:
     return plane.can_take(now=0.0)
 
 
-def test_it_gets_nothing_and_is_told_why() -> None:
+def test_it_gets_nothing_and_what_it_holds_goes_to_others() -> None:
     plane = new_plane()
+    leased = ask(plane, ALICE, 0, 2)
     plane.bar(ALICE, WHY)
     (said,) = plane.ask(ALICE, v(0), 4, now=0.0)
     assert isinstance(said, Refused)
     assert said.detail == WHY
-    assert ask(plane, BOB, 0, 2)
+    assert [one.samples for one in ask(plane, BOB, 0, 2)] == [one.samples for one in leased]
+    (lease, late), *_ = answers(leased, 0)
+    assert verdict_of(plane.submit(ALICE, answering(lease, late), now=0.0)) == "barred"
     plane.unbar(ALICE)
     assert ask(plane, ALICE, 0, 2)
 
