@@ -260,26 +260,6 @@ async def test_turns_of_a_life_before_cannot_be_played_again() -> None:
     assert isinstance(await Played(one_turn).step(wanted("x")), Unscored)
 
 
-async def test_a_program_hears_that_its_episode_was_given_up() -> None:
-    heard = list[str]()
-
-    async def program(played: Played) -> EpisodeResult:
-        for text in ("a", "b"):
-            with pytest.raises(ProtocolError) as fault:
-                await played.call(text)
-            heard.append(str(fault.value))
-        return EpisodeResult()
-
-    played = Played(program)
-    await played.step(wanted())
-    played.end("e")
-    played.end("e")
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert heard[0] == "this episode was given up"
-    assert "no episode 'e'" in heard[1]
-
-
 async def test_only_episodes_that_are_open_go_on() -> None:
     played = Played(one_turn)
     for name in ("f", "e"):

@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from swarm.errors import PeerUnreachable, ProtocolError, UserError
 from swarm.inference import server
 from swarm.inference.episodes import ExternalEpisodes
 from swarm.inference.server import ADDRESS, Endpoint, serving
@@ -92,19 +91,6 @@ async def test_what_cannot_be_asked_is_refused_in_a_line_that_names_it(path: str
 async def test_a_body_that_is_too_large_is_not_read() -> None:
     status, answer = await post(ScriptedPolicy(), CHAT, b" " * (server.BODY_BYTES + 1))
     assert (status, str(server.BODY_BYTES) in answer["error"]["message"]) == (413, True)
-
-
-@pytest.mark.parametrize(
-    ("fault", "status"),
-    [
-        (ProtocolError("its conversation drifted"), 400),
-        (UserError("the template refuses it"), 400),
-        (PeerUnreachable("no sampler is there"), 503),
-    ],
-)
-async def test_a_fault_says_whose_it_is(fault: Exception, status: int) -> None:
-    found, answer = await post(ScriptedPolicy(fault), CHAT, {"messages": HELLO})
-    assert (found, answer["error"]["message"]) == (status, str(fault))
 
 
 async def test_a_chat_is_answered_as_openai_s_clients_expect_it() -> None:
