@@ -152,12 +152,6 @@ async def test_a_held_out_round_that_nobody_can_audit_says_so(learner: Learner) 
         assert (await asked).unaudited
 
 
-async def test_a_learner_that_waits_for_a_batch_hears_of_the_last_score(learner: Learner) -> None:
-    waiting = asyncio.create_task(learner.service.next_batch())
-    await learner.client(ALICE).submit(answers_to(await leases_for(learner, ALICE, 4)))
-    assert len(await waiting) == 2
-
-
 @pytest.mark.parametrize("released", [True, False])
 async def test_a_question_held_open_is_answered_when_a_sample_is_free(learner: Learner, released: bool) -> None:
     given = await leases_for(learner, ALICE, 4096)
@@ -169,20 +163,6 @@ async def test_a_question_held_open_is_answered_when_a_sample_is_free(learner: L
         await learner.client(ALICE).submit([Answer(rollout(group_id=given[0].group_id, index=0, tokens=[99]))])
     (one,) = await waiting
     assert one.group_id == given[0].group_id
-
-
-async def test_a_question_asked_ahead_is_answered_when_its_sampler_has_handed_in_all_that_it_had(
-    learner: Learner,
-) -> None:
-    """Nobody who asks ahead gets one of the last places; who has nothing to do does, at once."""
-    given = await leases_for(learner, ALICE, 8)
-    holding = samples_of(given)
-    waiting = asyncio.create_task(learner.client(ALICE).ask(v(0), 1, WAIT_S, holding=holding))
-    await learner.shows(lambda status: learner.service.samplers[ALICE].questions == 2)
-    await learner.client(ALICE).submit(answers_to(given))
-    more = await waiting
-    assert isinstance(more, list)
-    assert [one.group_id for one in more] == ["t4"]
 
 
 async def test_a_question_held_open_is_answered_when_the_learner_begins_to_wait(learner: Learner) -> None:
@@ -229,21 +209,6 @@ async def test_what_a_sampler_does_not_name_is_leased_again(learner: Learner) ->
     lost = await leases_for(learner, ALICE, 4096)
     again = await leases_for(learner, ALICE, 4096)
     assert again == lost
-
-
-async def test_a_reward_that_does_nothing_but_fail_ends_the_run(learner: Learner) -> None:
-    learner.plane = new_plane(newest=None, groups=MAX_IN_A_ROW)
-    await learner.open()
-    learner.unscorable = {f"t{number}/{index}" for number in range(MAX_IN_A_ROW) for index in range(2)}
-    watch = asyncio.create_task(learner.service.watch_silence())
-    answered = 0
-    while answered < MAX_IN_A_ROW:
-        given = await leases_for(learner, ALICE, 4096)
-        answered += sum(len(one.samples) for one in given)
-        await learner.client(ALICE).submit(answers_to(given))
-    with pytest.raises(UserError, match=r"failed 64 times in a row, last for prompt .*: no; mend it"):
-        await watch
-    assert 1 <= len([kind for kind, _ in learner.events if kind == "reward_failed"]) < 8
 
 
 async def test_a_rollout_whose_reward_fails_gets_zero_and_counts_in_its_group(learner: Learner) -> None:

@@ -46,8 +46,3 @@ async def test_many_changes_of_one_turn_wake_a_waiter_once() -> None:
         await asyncio.sleep(0)
     assert woken == 1
     waiting.cancel()
-
-
-async def test_a_wait_ends_by_itself() -> None:
-    changes = Changes()
-    await changes.wait(changes.count, 0.0)

@@ -206,18 +206,6 @@ async def asking(learner: Learner) -> asyncio.Task[Rollout]:
     return question
 
 
-async def test_a_question_is_answered_before_the_run_goes_on(learner: Learner) -> None:
-    question = await asking(learner)
-    given = await lease_for(learner, ALICE)
-    assert (given.purpose, given.prompt_token_ids) == ("ask", (1, 5))
-    assert await verdicts(learner, ALICE, turn_of(given, 0, 6, STOP)) == ["accepted"]
-    assert (await question).token_ids == ints(6, STOP)
-    assert learner.journal.entries == []
-    (mine,) = [one for one in await leases_for(learner, ALICE, 1) if one.purpose == "train"]
-    await one_step(learner, ALICE, turn_of(mine, 0))
-    await ends_unharmed(learner, mine)
-
-
 async def test_a_sampler_that_waits_for_leases_gets_a_question_at_once(learner: Learner) -> None:
     await lease_for(learner, ALICE)
     waiting = asyncio.create_task(leases_for(learner, BOB, 1))
@@ -236,15 +224,6 @@ async def test_a_question_that_no_sampler_answers_in_time_is_withdrawn(
         await learner.service.ask((1, 5), RULES)
     assert learner.service.status()["groups_open"] == 0
     assert learner.service._questions == {}
-
-
-async def test_an_answer_to_a_question_that_was_withdrawn_does_no_harm(learner: Learner) -> None:
-    question = await asking(learner)
-    given = await lease_for(learner, ALICE)
-    question.cancel()
-    await asyncio.wait([question])
-    assert await verdicts(learner, ALICE, turn_of(given, 0)) == ["duplicate"]
-    assert learner.plane.leased.held_by(ALICE) == set()
 
 
 async def test_a_question_that_samplers_cannot_answer_fails(learner: Learner) -> None:
@@ -273,29 +252,6 @@ async def test_a_learner_that_has_published_nothing_answers_no_questions(lake: L
 
 
 # -- attacks of a sampler ------------------------------------------------------------------------------------
-
-
-async def test_turns_of_others_skipped_or_drawn_twice_or_after_the_end_count_for_nothing(
-    learner: Learner, lake: Lake
-) -> None:
-    given = await lease_for(learner, ALICE)
-    await one_step(learner, ALICE, turn_of(given, 0))
-    said = await one_step(learner, BOB, turn_of(given, 1))
-    assert (said.verdict, said.ended, "not leased to this node" in said.detail) == ("malformed", True, True)
-    assert (said.token_ids, learner.plane.leased.held_by(ALICE)) == (b"", {("t0", 0)})
-    ahead = await one_step(learner, ALICE, turn_of(given, 2))
-    assert (ahead.verdict, ahead.ended) == ("stale", True)
-    other = await one_step(learner, ALICE, turn_of(given, 0, 6, STOP))
-    assert other.token_ids == ints(SAID), "the turn that was taken is answered"
-    await learner.client(ALICE).release((), forget=True)
-    moved = await lease_for(learner, ALICE)
-    assert moved.episode is not None
-    assert moved.episode.streams == (ints(*TURN, SAID),)
-    await ends_unharmed(learner, moved)
-    for turn in (turn_of(given, 0), turn_of(given, 1, 5, STOP)):
-        said = await one_step(learner, ALICE, turn)
-        assert (said.verdict, said.ended) == ("duplicate", True)
-    assert len(lake.asked) == 2
 
 
 async def test_the_turns_of_a_barred_node_are_taken_from_nobody_else(learner: Learner, lake: Lake) -> None:

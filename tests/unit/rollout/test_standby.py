@@ -9,29 +9,14 @@ import pytest
 
 from swarm.errors import ProtocolError
 from swarm.rollout.messages import Beat, Did, Offer
-from swarm.rollout.plane.effects import Refused
 from swarm.rollout.plane.plane import PAUSED
 from swarm.rollout.plane.rules import Pacing
 from swarm.sampler.client import samples_of
 from swarm.wire import CONTROL_BODY_BYTES, decode, encode
-from tests.builders import ask, new_plane, prompt, refusal, submit_and_score, v
+from tests.builders import ask, new_plane, prompt, refusal, v
 from tests.learner_face import ALICE, BOB, WAIT_S, Learner, answers_to, leases_for
 
 WHY = "the active samplers suffice"
-
-
-def test_a_node_on_standby_gets_nothing_and_hears_why() -> None:
-    plane = new_plane()
-    plane.set_standby({ALICE: WHY})
-    *_, answer = plane.ask(ALICE, v(0), 1, now=0.0)
-    assert isinstance(answer, Refused)
-    assert (answer.reason, answer.detail) == ("standby", WHY)
-    assert ask(plane, BOB, 0, 1)
-    plane.set_standby({})
-    assert ask(plane, ALICE, 0, 1)
-    plane.set_standby({ALICE: WHY})
-    plane.end("finished")
-    assert refusal(plane, ALICE, 0) == "finished"
 
 
 def test_held_out_prompts_are_for_standbys_where_nobody_else_is_there() -> None:
@@ -44,22 +29,6 @@ def test_held_out_prompts_are_for_standbys_where_nobody_else_is_there() -> None:
     granted = ask(plane, ALICE, 0, 4)
     assert [(one.purpose, len(one.samples)) for one in granted] == [("eval", 1), ("eval", 1)]
     assert refusal(plane, ALICE, 0, 4) == "standby"
-
-
-def test_a_paused_run_leases_nothing_takes_in_what_is_leased_and_takes_no_batch() -> None:
-    plane = new_plane(groups=1)
-    (mine, _) = ask(plane, ALICE, 0, 4)
-    plane.pause(True)
-    plane.evaluate(v(0), [prompt(0)])
-    *_, answer = plane.ask(BOB, v(0), 1, now=0.0)
-    assert isinstance(answer, Refused)
-    assert (answer.reason, answer.detail) == ("standby", PAUSED)
-    submit_and_score(plane, ALICE, [mine], 0)
-    assert plane.counts()["groups_ready"] == 1
-    assert not plane.can_take(now=0.0)
-    plane.pause(False)
-    assert plane.can_take(now=0.0)
-    assert ask(plane, BOB, 0, 4)
 
 
 @pytest.mark.parametrize("pauses", [False, True])

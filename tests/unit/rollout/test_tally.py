@@ -94,25 +94,15 @@ def test_what_a_sampler_moved_is_the_difference_of_two_offers_and_a_restart_is_n
 
 def test_a_samplers_rollouts_and_tokens_a_second_are_both_those_that_were_accepted() -> None:
     """A page has them side by side: with a rate that a node claims, a rollout could have less than a token."""
-    known = tally.Tally()
-    known.begin(now=0.0)
-    for node in (ALICE, BOB):
-        known.samplers[node] = tally.SamplerStats(recent=tally.Recent(now=0.0))
-    verdicts: tuple[tuple[NodeId, Verdict], ...] = ((ALICE, "accepted"), (ALICE, "stale"), (BOB, "stale"))
-    judged = [Judged(rollout_id="", node=node, verdict=one, detail="", counted_as=one) for node, one in verdicts]
-    known.judged(judged, now=1.0)
-    status = known.status(now=1.0, why_idle=lambda node: "", is_barred=lambda node: False)
-    assert status["rollouts_per_s"] == 1
-    assert [one["rollouts_per_s"] for one in status["samplers"]] == [1, 0]
-
-
-def test_tokens_are_counted_in_all_and_of_each_sampler_that_is_there() -> None:
-    known = tally.Tally()
+    known, watch = tally.Tally(), tally.SamplerWatch()
+    told: list[tuple[NodeId, list[int]]] = []
+    watch.accepted = lambda node, tokens: told.append((node, list(tokens)))  # type: ignore[method-assign]
     known.begin(now=0.0)
     known.samplers[ALICE] = tally.SamplerStats(recent=tally.Recent(now=0.0))
-    told: list[tuple[NodeId, list[int]]] = []
-    watch = tally.SamplerWatch()
-    watch.accepted = lambda node, tokens: told.append((node, list(tokens)))  # type: ignore[method-assign]
+    verdicts: tuple[tuple[NodeId, Verdict], ...] = ((ALICE, "accepted"), (ALICE, "stale"), (BOB, "stale"))
+    known.judged(
+        [Judged(rollout_id="", node=node, verdict=one, detail="", counted_as=one) for node, one in verdicts], now=1.0
+    )
     records = [
         RolloutAccepted(number=0, node=node, rollout=rollout(tokens=range(length)))
         for node, length in ((ALICE, 100), (BOB, 600), (ALICE, 200))
@@ -120,5 +110,5 @@ def test_tokens_are_counted_in_all_and_of_each_sampler_that_is_there() -> None:
     known.accepted(records, watch, now=1.0)
     assert told == [(ALICE, [100, 200]), (BOB, [600])]
     status = known.status(now=1.0, why_idle=lambda node: "", is_barred=lambda node: False)
-    assert status["tokens_per_s"] == 900
-    assert [one["tokens_per_s"] for one in status["samplers"]] == [300]
+    assert (status["rollouts_per_s"], status["tokens_per_s"]) == (1, 900)
+    assert [(one["rollouts_per_s"], one["tokens_per_s"]) for one in status["samplers"]] == [(1, 300)]
