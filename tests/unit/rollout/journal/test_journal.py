@@ -136,24 +136,11 @@ async def test_the_turns_of_episodes_under_way_are_there_again_until_these_end_o
         played = structs.replace(answer(0, 0), turns=(Turn(start=0, end=1),))
         await journal.write([RolloutAccepted(number=0, node=BOB, rollout=played)])
         assert [one.turns for one in (await asyncio.to_thread(journal.load)).groups] == [(other,), ()]
-
-
-async def test_what_was_handed_over_is_there_again_until_the_completion_is_whole(tmp_path: Path) -> None:
-    async with opened(tmp_path) as journal:
-        await journal.write([GroupOpened(number=0, prompt_number=0, version=v(0), max_staleness=2)])
-        await journal.write([turn_of(0, 0, 0), turn_of(0, 0, 4, BOB), turn_of(0, 1, 0)])
-    async with opened(tmp_path) as journal:
-        run = await asyncio.to_thread(journal.load)
-        assert [(one.drawn.index, one.turn, one.node) for one in run.groups[0].turns] == [
-            (0, 0, ALICE),
-            (0, 4, BOB),
-            (1, 0, ALICE),
-        ]
         spans = (Span(version=v(0), start=0, end=2, node=ALICE), Span(version=v(0), start=2, end=4))
-        whole = structs.replace(answer(0, 0), spans=spans)
-        await journal.write([RolloutAccepted(number=0, node=BOB, rollout=whole)])
-        (group_,) = (await asyncio.to_thread(journal.load)).groups
-        assert ([one.drawn.index for one in group_.turns], group_.rollouts[0].rollout) == ([1], whole)
+        handed = structs.replace(answer(0, 1), spans=spans)
+        await journal.write([RolloutAccepted(number=0, node=BOB, rollout=handed)])
+        group_, _ = (await asyncio.to_thread(journal.load)).groups
+        assert (group_.turns, group_.rollouts[1].rollout) == ((), handed)
 
 
 async def test_a_turn_that_was_changed_on_disk_is_damage(tmp_path: Path) -> None:
@@ -496,18 +483,3 @@ async def test_pruning_keeps_what_checkpoints_waiting_groups_and_the_user_need(t
         await journal.write([taken(8, 100)])
         assert await prune(9, 0) == 1
         assert kept(tmp_path) == []
-
-
-async def test_the_room_of_pruned_payloads_is_used_again(tmp_path: Path) -> None:
-    """From the first pruning on the database does not grow by payloads."""
-    sizes = []
-    large = structs.replace(answer(0, 0), token_ids=bytes(40_000), logprobs=bytes(40_000))
-    async with opened(tmp_path, size=1) as journal:
-        for n in range(30):
-            one = structs.replace(large, group_id=f"t{n}")
-            accepted = RolloutAccepted(number=n, node=ALICE, rollout=one)
-            await journal.write([group(n)[0], accepted, group(n, scored=1)[-1], taken(n, n)])
-            await journal.prune(oldest_step=n, keep_rollouts=3)
-            journal._index.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            sizes.append((tmp_path / DATABASE).stat().st_size)
-    assert sizes[-1] - sizes[5] < 80_000
