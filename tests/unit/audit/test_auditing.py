@@ -119,17 +119,6 @@ def seeds_of(batch: Sequence[Group]) -> set[int | None]:
     return {sample.seed for group in batch for sample in group.samples}
 
 
-async def test_newcomers_are_audited_in_full_and_each_rollout_once(tmp_path: Path) -> None:
-    audits, batch = Audits(tmp_path), batch_of(ALICE, BOB)
-    chosen = audits.auditing.select(batch)
-    assert [one.node for one in chosen] == [ALICE, ALICE, BOB, BOB]
-    assert (await audits.auditing.audit(chosen)).caught == {}
-    ((name, asked),) = audits.asked
-    assert name == "0.0.bin"
-    assert [one.seed for one in asked] == [s.seed for group in batch for s in group.samples]
-    assert audits.auditing.select(batch) == []
-
-
 async def test_the_evidence_outlives_the_process_and_is_enough_to_draw_again(tmp_path: Path) -> None:
     audits, batch = Audits(tmp_path), batch_of(ALICE, BOB, groups=8)
     audits.guilty = seeds_of(batch[1::2])
