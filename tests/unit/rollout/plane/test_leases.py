@@ -23,6 +23,7 @@ from swarm.types import GroupId, Lease, NodeId, Score
 from tests.builders import ALICE, BOB, RULES, STOP, lease, open_group, rollout, v
 
 TIME_LIMIT_S = 600.0
+LONG = 131_072
 
 CAROL = NodeId("carol")
 
@@ -140,32 +141,24 @@ def test_one_node_alone_never_makes_a_sample_hopeless_while_others_are_there(tab
 
 
 @pytest.mark.parametrize(
-    ("tokens_per_s", "limit_s"),
-    [(0.0, TIME_LIMIT_S), (0.5, LIMIT_FACTOR * RULES.max_new_tokens / 0.5), (1e9, MIN_LIMIT_S), (1e-300, TIME_LIMIT_S)],
+    ("tokens_per_s", "longest", "limit_s"),
+    [
+        *((0.0, 6, TIME_LIMIT_S), (0.5, 6, LIMIT_FACTOR * 6 / 0.5), (1e9, 6, MIN_LIMIT_S), (1e-300, 6, TIME_LIMIT_S)),
+        # To fail what is long and slow would favour short answers; to believe any rate would keep it from others.
+        *((20.0, LONG, LIMIT_FACTOR * LONG / 20.0), (1e-300, LONG, LONG / SLOWEST_TOKENS_PER_S)),
+    ],
 )
 def test_a_time_limit_is_what_the_longest_completion_takes_eight_times(
-    table: LeaseTable, tokens_per_s: float, limit_s: float
+    table: LeaseTable, tokens_per_s: float, longest: int, limit_s: float
 ) -> None:
     table.hear(ALICE, now=0.0, tokens_per_s=tokens_per_s)
     table.hear(ALICE, now=0.0)  # A beat without a rate changes none
     group = open_group(table, 0, size=2)
+    group.rules = structs.replace(RULES, max_new_tokens=longest)
     assert claim(table, group, ALICE, 1, now=5.0).time_limit_s == pytest.approx(limit_s)
     assert table.take_overdue(now=5.0 + limit_s + LEASE_SLACK_S - 0.1) == []
     assert table.take_overdue(now=5.0 + limit_s + LEASE_SLACK_S + 0.1) == [(ALICE, (("t0", 0),))]
-    assert claim(table, group, BOB, 1, now=5.0).time_limit_s == TIME_LIMIT_S
-
-
-@pytest.mark.parametrize(
-    ("tokens_per_s", "limit_s"),
-    [(20.0, LIMIT_FACTOR * 131_072 / 20.0), (1e-300, 131_072 / SLOWEST_TOKENS_PER_S)],
-    ids=["slow and honest", "absurd"],
-)
-def test_a_long_completion_at_a_slow_rate_is_not_cut(table: LeaseTable, tokens_per_s: float, limit_s: float) -> None:
-    """To fail it would favour short answers; to believe any rate would keep samples from others for ever."""
-    table.hear(ALICE, now=0.0, tokens_per_s=tokens_per_s)
-    group = open_group(table, 0)
-    group.rules = structs.replace(group.rules, max_new_tokens=131_072)
-    assert claim(table, group, ALICE, 1, now=0.0).time_limit_s == limit_s
+    assert claim(table, group, BOB, 1, now=5.0).time_limit_s == max(TIME_LIMIT_S, longest / SLOWEST_TOKENS_PER_S)
 
 
 def test_groups_whose_answers_are_long_are_offered_first_among_those_of_one_version(table: LeaseTable) -> None:
