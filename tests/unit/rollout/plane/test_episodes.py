@@ -318,6 +318,19 @@ def test_players_have_streams_of_their_own_and_are_rewarded_for_their_last_turns
     assert [reads_of(one, each, PROMPT) for each in one.turns] == [PROMPT, (9, 9)]
 
 
+def test_an_environment_that_begins_says_what_is_read_first() -> None:
+    plane = plane_of(EpisodeRules(max_turns=3, max_tokens=40, begins=True))
+    wanted = first_step(plane)
+    assert (wanted.drawn, wanted.node) == ((), None)
+    assert refusal(plane, ALICE, 0) == "paced"
+    assert observe(plane, wanted, Observed(token_ids=ints(5, 6), seat=1)) == []
+    (lease,) = ask(plane, ALICE, 0, 1)
+    assert lease.episode == EpisodeProgress(max_tokens=40, seat=1, streams=(b"", ints(5, 6)))
+    assert draw(plane, turn(lease, 0)).newest == rollout(group_id="t0", tokens=(4, STOP))
+    held_out = plane.evaluate(v(0), [prompt(0), prompt(1)])
+    assert [(one.group_id, one.index, one.drawn) for one in held_out] == [("e0.1-0", 0, ()), ("e0.1-1", 0, ())]
+
+
 def test_a_turn_is_held_to_the_limits_that_its_program_set() -> None:
     plane = plane_of(EpisodeRules(max_turns=5, max_tokens=40, begins=True))
     short = TurnLimits(max_new_tokens=2, stop=("x",))

@@ -81,6 +81,11 @@ def test_little_is_expected_of_new_prompts_where_each_was_always_right_or_never(
     assert frontier.expected_variance(prompt(16), 1) > 4 * frontier.expected_variance(prompt(17), 1)
 
 
+def test_before_any_group_had_unlike_rewards_all_prompts_are_alike() -> None:
+    often = chosen(told(0, 0, 8), [prompt(place) for place in range(4)])
+    assert min(often[place] for place in range(4)) > 0.1 * 2000
+
+
 def test_what_was_tried_long_ago_is_tried_again() -> None:
     frontier = told(0, 4, 4, 4)
     at_once, later = (frontier.expected_variance(prompt(0), step) for step in (1, 1 + round(10 * HALF_LIFE)))
@@ -111,6 +116,16 @@ def test_a_prompt_that_is_being_drawn_is_chosen_if_no_other_is_there() -> None:
     frontier, candidates = told(4, 4, 4), [prompt(0), prompt(1)]
     assert {frontier.choose(number, 1, candidates, {"p0"}) for number in range(50)} == {1}
     assert {frontier.choose(number, 1, candidates, {"p0", "p1"}) for number in range(50)} == {0, 1}
+
+
+def test_rewards_count_only_once_their_batch_is_taken() -> None:
+    frontier = told(4, 4)
+    tell(frontier, prompt(0), 0, step=1)
+    before = frontier.expected_variance(prompt(0), 1)
+    frontier.fold(before=1)
+    assert frontier.expected_variance(prompt(0), 1) == before
+    frontier.fold(before=2)
+    assert frontier.expected_variance(prompt(0), 1) < before
 
 
 # -- in the plane ----------------------------------------------------------------------------------------------------
@@ -182,3 +197,11 @@ def test_a_restart_chooses_as_the_plane_would_have_that_went_on(dynamic: bool) -
     assert next_opened(life.restored()) == next_opened(life.plane)
     never = sum(life.asked[f"p{place}"] for place in range(POOL // 2))
     assert 0 < never < 0.35 * life.asked.total(), "half of the pool is never answered right"
+
+
+def test_what_is_open_keeps_its_prompt_after_a_restart() -> None:
+    life = Life(dynamic=False)
+    life.note(life.plane.ask(ALICE, v(0), 8, now=0.0)[:-1])
+    before = {group.group_id: group.prompt for group in life.plane.leased.groups()}
+    assert {group.group_id: group.prompt for group in life.restored().leased.groups()} == before
+    assert any(prompt(int(name[1:])) != asked for name, asked in before.items()), "the group's number is no prompt's"

@@ -60,6 +60,14 @@ def test_only_the_holder_can_release_a_sample(table: LeaseTable) -> None:
     assert group.samples[0].waiting
 
 
+def test_a_group_is_as_old_as_its_opening_until_all_have_answered(table: LeaseTable) -> None:
+    group = open_group(table, 0, version=1)
+    table.answer(group, rollout(index=0, version=3), ALICE)
+    assert group.oldest_version == 1
+    table.answer(group, rollout(index=1, version=2), ALICE)
+    assert group.oldest_version == 2
+
+
 def test_seeds_are_the_same_in_every_process_and_differ_by_run_group_and_place() -> None:
     assert sample_seed(7, GroupId("t0"), 0) == 8872825424519278814
     places = [(run, GroupId(f"t{g}"), i) for run in (0, 1) for g in range(40) for i in range(40)]

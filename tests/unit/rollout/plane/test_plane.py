@@ -127,6 +127,17 @@ def test_a_node_that_is_about_to_install_new_weights_is_given_no_held_out_prompt
     assert len(ask(plane, ALICE, 0, 8)) == 8
 
 
+def test_several_samples_of_a_held_out_prompt_are_drawn_as_in_training() -> None:
+    plane = new_plane(eval_samples=3)
+    plane.end("draining")
+    plane.evaluate(v(0), [prompt(0)])
+    (one,) = granted = ask(plane, ALICE, 0, 10)
+    assert one.rules == plane.rules.rules
+    assert len({sample.seed for sample in one.samples}) == 3
+    effects = submit_and_score(plane, ALICE, granted, 0)
+    assert effects[-1] == Evaluated(version=0, newest=0, scores=((SCORE,) * 3,))
+
+
 def test_a_sampler_with_older_weights_answers_no_held_out_prompt() -> None:
     plane = new_plane()
     spend_batch(plane, 0)
