@@ -105,6 +105,16 @@ def test_with_the_highest_aim_everything_is_opened_that_the_bound_allows() -> No
         assert found == all_there_are
 
 
+def test_what_a_waiting_learner_needs_is_opened_whatever_its_age() -> None:
+    pacing = aiming()
+    for _ in range(100):
+        step(pacing, left=16)
+    assert pacing.aim == 1.0
+    assert places(pacing, version=6) == 0
+    assert not pacing.is_whole(0, BOUND, now=0.0)
+    assert places(pacing, version=6) == 16
+
+
 def test_after_a_wait_the_least_surplus_of_eight_batches_lowers_the_aim_and_before_it_each() -> None:
     pacing = aiming()
     step(pacing, left=8)
@@ -122,6 +132,14 @@ def test_after_a_wait_the_least_surplus_of_eight_batches_lowers_the_aim_and_befo
     for _ in range(7):
         step(pacing, left=16)
     assert pacing.aim == lowered + 1 / 16
+
+
+def test_who_asks_ahead_is_held_to_an_aim_of_a_step_less() -> None:
+    pacing = aiming()
+    pacing.aim = 4.0
+    assert places(pacing, version=9, ahead=True) == 32
+    assert places(pacing, version=8, ahead=True) == 16
+    assert places(pacing, version=7, ahead=True) == 0
 
 
 def test_a_node_that_would_answer_too_late_for_the_aim_opens_nothing_unless_the_learner_waits() -> None:
