@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from benchmarks import Figures, listed, parser_of, said
-from benchmarks.charts import Chart, Curve, picture
+from benchmarks.charts import picture
 from benchmarks.learning_swarm import Run, RunFailed, Step, step_of
 from benchmarks.learning_swarm import run as run_swarm
 from swarm.broadcast.version.manifest import TensorSpec
@@ -41,7 +41,6 @@ from swarm.learner.process import trainer_config
 from swarm.learner.trainer import Trainer
 from swarm.models.device import as_streamed
 from swarm.process import NoParent
-from swarm.report.figures import Column
 from swarm.rollout.plane.groups import sample_seed
 from swarm.run.prompts import TaskRecord, open_prompts
 from swarm.sampler.engine import EngineOptions, Generate, Job, Sampled, Start
@@ -263,20 +262,20 @@ def row(case: Case, runs: Sequence[Run]) -> Figures:
 def plot(rows: Sequence[Figures]) -> str:
     """An .svg picture of the rewards of swarms over their steps, for each freshness."""
     swarms = [found for found in rows if found["mode"] == "swarm"]
-    charts: list[Chart] = []
-    for fresh in get_args(Freshness):
-        # At S = 0 both are the same, and in both charts a bound has the same colour.
-        shown = [found for found in swarms if found["freshness"] == fresh or not found["max_staleness"]]
-        charts.append(Chart(title=fresh, unit="", curves=[_curve(found) for found in shown], ceiling=1))
+    # At S = 0 both are the same, and in both charts a bound has the same colour.
+    charts = {
+        fresh: dict(_curve(found) for found in swarms if found["freshness"] == fresh or not found["max_staleness"])
+        for fresh in get_args(Freshness)
+    }
     runs = min(found["runs"] for found in swarms)
     told = f"reward over learner steps, median of {runs} runs; in brackets the mean age of the data in steps"
-    return picture("What staleness costs, with freshness adaptive and off", told, charts)
+    drawn = {fresh: curves for fresh, curves in charts.items() if curves}
+    return picture("What staleness costs, with freshness adaptive and off", told, drawn)
 
 
-def _curve(found: Figures) -> Curve:
-    points = enumerate(found["curve"], 1)
-    column = Column.of((CURVE_EVERY * number, reward) for number, reward in points)
-    return Curve(name=f"S = {found['max_staleness']} ({found['staleness_mean']:.1f})", column=column)
+def _curve(found: Figures) -> tuple[str, list[tuple[float, float]]]:
+    points = [(float(CURVE_EVERY * number), reward) for number, reward in enumerate(found["curve"], 1)]
+    return f"S = {found['max_staleness']} ({found['staleness_mean']:.1f})", points
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
