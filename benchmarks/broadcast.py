@@ -11,11 +11,9 @@ and --stall; peers are hosts 2 and up, `fastest` the public peer with the greate
 median peer has received that fraction. A peer that is killed or stalled both ways is not waited for.
 
 Schemes: relay is what a swarm does by itself; mesh, chain, tree (each feeds two), forest and star are the same nodes
-told what to do. bare is the limit: processes that send as many bytes over the same links as a mesh does, in TLS streams
-of threads, and do nothing else. Each scheme of each repeat has fresh namespaces and processes. A peer is `echo-node
-join --role relay`, over TLS; what it holds at the end is compared with what was published. All links
-are up before the clock starts, but those of a forest, which gets its plan with its first version: --second measures the
-one after.
+told what to do. Each scheme of each repeat has fresh namespaces and processes. A peer is `echo-node join --role relay`,
+over TLS; what it holds at the end is compared with what was published. All links are up before the clock starts, but
+those of a forest, which gets its plan with its first version: --second measures the one after.
 
 Figures, medians of --repeat; the times are of one clock, from when the version, encoded, is announced:
 last_peer_s, first_peer_s  until the last and the first peer hold every chunk, verified
@@ -46,34 +44,23 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import Figures, parser_of, said
+from benchmarks import Figures, links, listed, parser_of, said
 from benchmarks.links import (
-    EVENT_S,
     LEARNER,
-    BadProfile,
     Fault,
     Observer,
     Profile,
     Speaker,
     Transfer,
     TransferFailed,
-    bound_s,
-    check_faults,
-    check_namespaces,
-    equal_profile,
-    figures_of,
-    medians,
     poll,
-    read_fault,
-    read_profile,
     shaped,
     survivors,
 )
 from tests.integration.processes import Node, fetch_status
 from tests.netns.hosts import Hosts, NetnsError
 
-BARE = "bare"
-SCHEMES = ("relay", "mesh", "chain", "tree", "forest", "star", BARE)
+SCHEMES = ("relay", "mesh", "chain", "tree", "forest", "star")
 MIB = 1 << 20
 READY_S = 120.0  # Until all peers are proven public, or not, and have their streams: seconds after the last has started
 READY_POLL_S = 1.0
@@ -136,42 +123,6 @@ def measured(nodes: Nodes, profile: Profile, faults: list[Fault], payload: Paylo
     )
 
 
-def bare_transfer(profile: Profile, nbytes: int, directory: Path) -> Transfer:
-    """Streams in place of a version of so many bytes: each peer gets its share from the learner and sends it to all
-    others."""
-    share = nbytes // len(profile.peers)
-    with shaped(profile) as network:
-        speakers = {}
-        for host in network:
-            own = ["--directory", str(directory / f"bare-{host.number}"), "--host", host.address]
-            log = directory / f"bare-{host.number}.log"
-            speakers[host.number] = Speaker(host, "benchmarks.bare_streams", *own, log=log)
-        at = {number: speaker.expect("listening")["at"] for number, speaker in speakers.items()}
-        observer = Observer(network, profile, {number: one.process.pid for number, one in speakers.items()})
-        observer.settle()
-        began_s, completed_s = time.monotonic(), dict[int, float]()
-        for number, speaker in speakers.items():
-            to = [at[peer] for peer in profile.peers if peer != number]
-            speaker.tell("send", str(len(profile.peers) if number != LEARNER else 0), str(share), *to)
-
-        def ended(shares: dict[int, float]) -> bool:
-            for number in profile.peers:
-                if shares[number] >= 1 and number not in completed_s:
-                    completed_s[number] = speakers[number].expect("received")["at_s"]
-            return len(completed_s) == len(profile.peers)
-
-        observer.follow(
-            share * len(profile.peers), [], ended, limit_s=LIMIT_S + LIMIT_BOUNDS * bound_s(nbytes, profile)
-        )
-    return Transfer(
-        nbytes=share * len(profile.peers),
-        began_s=began_s,
-        completed_s=completed_s,
-        samples=observer.samples,
-        encrypted=True,
-    )
-
-
 class Nodes:
     def __init__(self, network: Hosts, directory: Path, scheme: str, payload: Payload) -> None:
         self._network = network
@@ -209,7 +160,7 @@ class Nodes:
 
     def publish(self, payload: Payload) -> Published:
         self.learner.tell("publish")
-        event = self.learner.expect("published", timeout_s=EVENT_S + payload.nbytes / ENCODE_BYTES_PER_S)
+        event = self.learner.expect("published", timeout_s=links.EVENT_S + payload.nbytes / ENCODE_BYTES_PER_S)
         return Published(version=event["version"], at_s=event["monotonic_s"], encoded_bytes=event["encoded_bytes"])
 
     def compare(self, version: str, peers: Iterable[int]) -> None:
@@ -271,7 +222,7 @@ class Watch:
         self.completed_s: dict[int, float] = {}
 
     def follow(self, observer: Observer, profile: Profile, faults: list[Fault]) -> None:
-        limit_s = LIMIT_S + LIMIT_BOUNDS * bound_s(self._published.encoded_bytes, profile)
+        limit_s = LIMIT_S + LIMIT_BOUNDS * links.bound_s(self._published.encoded_bytes, profile)
         observer.follow(self._published.encoded_bytes, faults, self._ended, limit_s=limit_s)
 
     def _ended(self, shares: dict[int, float]) -> bool:
@@ -298,7 +249,7 @@ class Watch:
 
 def measure(options: argparse.Namespace, profile: Profile, faults: list[Fault], directory: Path) -> dict[str, Figures]:
     """The figures of every scheme. All schemes of one repeat come before the next, so that noise hits all alike."""
-    schemes = options.schemes.split(",")
+    schemes = options.schemes
     payload = Payload(
         nbytes=round(options.size_mib * MIB) // 2 * 2,
         delta_lr=options.delta,
@@ -311,45 +262,34 @@ def measure(options: argparse.Namespace, profile: Profile, faults: list[Fault], 
             own = directory / f"{scheme}-{number}"
             own.mkdir(parents=True)
             try:
-                if scheme == BARE:
-                    done = bare_transfer(profile, payload.nbytes, own)
-                else:
-                    done = transfer(scheme, profile, faults, payload, own)
-                runs[scheme].append(figures_of(done, profile, faults))
+                done = transfer(scheme, profile, faults, payload, own)
+                runs[scheme].append(links.figures_of(done, profile, faults))
             except (TransferFailed, NetnsError) as error:
                 errors[scheme] = str(error)
             said({"scheme": scheme, **(runs[scheme] or [{"error": errors.get(scheme)}])[-1]})
-    return {s: {"error": errors[s]} if s in errors else medians(runs[s]) for s in schemes}
+    return {s: {"error": errors[s]} if s in errors else links.medians(runs[s]) for s in schemes}
 
 
-def parse() -> argparse.Namespace:
+def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--peers", type=int, default=8, help="besides the learner, all alike")
     parser.add_argument("--up-mbit", type=float, default=50.0, help="of every host, the learner too")
     parser.add_argument("--down-mbit", type=float, default=100.0)
-    parser.add_argument("--profile", type=Path, help="TOML file with the links, instead of the three above")
+    links.add_flags(parser, help="instead of the three above")
     parser.add_argument("--size-mib", type=float, default=64.0, help="raw weights")
-    parser.add_argument("--schemes", default="relay", help=f"of {','.join(SCHEMES)}")
+    parser.add_argument("--schemes", type=listed(str), default=["relay"], help=f"of {','.join(SCHEMES)}")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--delta", type=float, metavar="LR", help="send an Adam step at this learning rate, not noise")
     parser.add_argument("--second", action="store_true", help="measure the second version, as --delta does")
-    parser.add_argument("--kill", action="append", default=[], metavar="HOST@FRACTION")
-    parser.add_argument("--stall", action="append", default=[], metavar="HOST@FRACTION[:up]", help="to 1 Mbit/s")
     parser.add_argument("--work-dir", type=Path, help="keeps logs and files. Default: one that is removed")
-    return parser.parse_args()
-
-
-def main() -> int:
-    options = parse()
+    options = parser.parse_args()
     try:
-        equal = equal_profile(options.peers, options.up_mbit, options.down_mbit)
-        profile = equal if options.profile is None else read_profile(options.profile)
-        faults = [read_fault("kill", text, profile) for text in options.kill]
-        faults += [read_fault("stall", text, profile) for text in options.stall]
-        check_faults(profile, faults)
-    except BadProfile as error:
+        equal = links.equal_profile(options.peers, options.up_mbit, options.down_mbit)
+        profile = equal if options.profile is None else links.read_profile(options.profile)
+        faults = links.read_faults(options, profile)
+    except links.BadProfile as error:
         sys.exit(f"benchmarks.broadcast: {error}")
-    check_namespaces("broadcast")
+    links.check_namespaces("broadcast")
     try:
         with tempfile.TemporaryDirectory(prefix="broadcast-") as scratch:
             found = measure(options, profile, faults, options.work_dir or Path(scratch))

@@ -24,22 +24,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from random import Random
 
-from benchmarks import Figures, listed, parser_of, said
-from benchmarks.links import (
-    BYTES_PER_MBIT,
-    LEARNER,
-    STALLED_MBIT,
-    BadProfile,
-    Fault,
-    Profile,
-    bound_with_faults_s,
-    check_faults,
-    read_fault,
-    read_profile,
-)
+from benchmarks import Figures, links, listed, parser_of, said
+from benchmarks.links import BYTES_PER_MBIT, LEARNER, BadProfile, Fault, Profile, bound_with_faults_s
 from swarm.broadcast.forest.courier import TreeCourier
 from swarm.plan.simulate.world import World
 from swarm.types import NodeId
@@ -49,17 +38,11 @@ from tests.simulator.broadcast.seeds import draw_uplink
 from tests.simulator.broadcast.swarm import BroadcastSwarm, Host
 
 MIB = 1 << 20
-
 LEARNER_MBIT, LEAF_SHARE = 100.0, 0.7
-
 SEED = 1
 DETECT_S = 3.0
-
-PROBE_S = 0.02
-"""How often a fault looks whether its time has come."""
-
-GIVE_UP_BOUNDS = 40.0
-"""A transfer that takes this many times the bound has failed."""
+PROBE_S = 0.02  # How often a fault looks whether its time has come
+GIVE_UP_BOUNDS = 40.0  # A transfer that takes this many times the bound has failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +65,8 @@ def run(case: Case, befall: Callable[[BroadcastSwarm, Random], None]) -> Figures
     began = time.process_time()
     draw = Random(f"{case.name} {SEED}")
     world = World(draw)
-    swarm = BroadcastSwarm(
-        world,
-        case.shape,
-        case.learner,
-        case.peers,
-        size_bytes=case.size_bytes,
-        scheme=case.scheme,
-        detect_s=case.detect_s,
-    )
+    given: Figures = {"size_bytes": case.size_bytes, "scheme": case.scheme, "detect_s": case.detect_s}
+    swarm = BroadcastSwarm(world, case.shape, case.learner, case.peers, **given)
     swarm.start()
     befall(swarm, draw)
     whole = swarm.run(GIVE_UP_BOUNDS * case.bound_s, not_for=case.not_for)
@@ -126,7 +102,11 @@ def random_case(options: argparse.Namespace, peers: int, scheme: str) -> Case:
     leaves = round(LEAF_SHARE * peers)
     public = [False] * leaves + [True] * (peers - leaves)
     draw.shuffle(public)
-    hosts = [_host(number, draw_uplink(draw), one) for number, one in enumerate(public)]
+    ups = [draw_uplink(draw) for _ in public]
+    hosts = [
+        _host_of(f"peer-{number}", up, max(2 * up, 50 * BYTES_PER_MBIT), one)
+        for number, (up, one) in enumerate(zip(ups, public, strict=True))
+    ]
     learner = _host_of("learner", LEARNER_MBIT * BYTES_PER_MBIT, math.inf, True)
     size_bytes = round(options.size_mib * MIB)
     slowest = min(host.down_bytes_per_s for host in hosts)
@@ -143,23 +123,15 @@ def random_case(options: argparse.Namespace, peers: int, scheme: str) -> Case:
     )
 
 
-def _host(number: int, up: float, public: bool) -> Host:
-    return _host_of(f"peer-{number}", up, max(2 * up, 50 * BYTES_PER_MBIT), public)
-
-
 def _host_of(name: str, up: float, down: float, public: bool) -> Host:
     return Host(node=NodeId(name), public=public, up_bytes_per_s=up, down_bytes_per_s=down)
 
 
-def deaths(share: float, bound_s: float) -> Callable[[BroadcastSwarm, Random], None]:
+def die(share: float, bound_s: float, swarm: BroadcastSwarm, draw: Random) -> None:
     """So many of the peers die while the transfer would last at best."""
-
-    def befall(swarm: BroadcastSwarm, draw: Random) -> None:
-        peers = [member.host.node for member in swarm.live_peers()]
-        for node in draw.sample(peers, round(share * len(peers))):
-            swarm.world.schedule(draw.uniform(0, bound_s), f"death {node}", lambda node=node: swarm.kill(node))  # type: ignore[misc]
-
-    return befall
+    peers = [member.host.node for member in swarm.live_peers()]
+    for node in draw.sample(peers, round(share * len(peers))):
+        swarm.world.schedule(draw.uniform(0, bound_s), f"death {node}", partial(swarm.kill, node))
 
 
 # -- a profile -----------------------------------------------------------------------------------------------------
@@ -187,17 +159,13 @@ def profile_case(options: argparse.Namespace, profile: Profile, faults: list[Fau
     )
 
 
-def befalls(faults: list[Fault]) -> Callable[[BroadcastSwarm, Random], None]:
-    """Each fault when the median peer has received its fraction."""
-
-    def befall(swarm: BroadcastSwarm, draw: Random) -> None:
-        for fault in faults:
-            _await(swarm, fault)
-
-    return befall
+def befall_all(faults: list[Fault], swarm: BroadcastSwarm, draw: Random) -> None:
+    for fault in faults:
+        _await(swarm, fault)
 
 
 def _await(swarm: BroadcastSwarm, fault: Fault) -> None:
+    """Bring it about when the median peer has received its fraction."""
     missing = statistics.median(member.missing for member in swarm.live_peers())
     if 1 - missing / swarm.count < fault.fraction:
         swarm.world.schedule(PROBE_S, "probe", lambda: _await(swarm, fault))
@@ -206,7 +174,7 @@ def _await(swarm: BroadcastSwarm, fault: Fault) -> None:
     if fault.kind == "kill":
         swarm.kill(node)
         return
-    stalled = STALLED_MBIT * BYTES_PER_MBIT
+    stalled = links.STALLED_MBIT * BYTES_PER_MBIT
     down = stalled if fault.kind == "stall" else None
     swarm.network.set_rates(node, up_bytes_per_s=stalled, down_bytes_per_s=down)
 
@@ -227,14 +195,12 @@ def rows_of(options: argparse.Namespace) -> list[Figures]:
         for peers in options.peers:
             for scheme in options.schemes:
                 case = random_case(options, peers, scheme)
-                rows.append(said(run(case, deaths(options.dying, case.bound_s))))
+                rows.append(said(run(case, partial(die, options.dying, case.bound_s))))
         return rows
-    profile = read_profile(options.profile)
-    faults = [read_fault("kill", text, profile) for text in options.kill]
-    faults += [read_fault("stall", text, profile) for text in options.stall]
-    check_faults(profile, faults)
+    profile = links.read_profile(options.profile)
+    faults = links.read_faults(options, profile)
     for scheme in options.schemes:
-        rows.append(said(run(profile_case(options, profile, faults, scheme), befalls(faults))))
+        rows.append(said(run(profile_case(options, profile, faults, scheme), partial(befall_all, faults))))
     return rows
 
 
@@ -245,12 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--latency", type=float, default=0.05, help="seconds one way")
     parser.add_argument("--loss", type=float, default=0.01, help="share of packets")
     parser.add_argument("--dying", type=float, default=0.05, help="share of peers that die")
-    parser.add_argument("--profile", type=Path, help="TOML file of hosts: no latency, loss or deaths")
-    parser.add_argument(
-        "--schemes", type=listed(str), default=["relay"], help="relay (the planner's choice), mesh, forest, ..."
-    )
-    parser.add_argument("--kill", action="append", default=[], metavar="HOST@FRACTION")
-    parser.add_argument("--stall", action="append", default=[], metavar="HOST@FRACTION[:up]")
+    links.add_flags(parser, help="without latency, loss or deaths")
+    parser.add_argument("--schemes", type=listed(str), default=["relay"], help=f"of relay,{','.join(SCHEMES)}")
     options = parser.parse_args(arguments)
     try:
         rows = rows_of(options)

@@ -1,4 +1,4 @@
-"""The relay trees in earnest: up to 64 real receivers in shaped network namespaces. Root.
+"""The relay trees in earnest: up to 64 real receivers in links.shaped network namespaces. Root.
 
 bin/python -m benchmarks.forest --json
 bin/python -m benchmarks.forest --receivers 64 --profiles mixed
@@ -17,7 +17,6 @@ learner_mb, learner_cpu_s_per_gb   the learner's resident memory after the secon
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -26,20 +25,9 @@ from random import Random
 
 import psutil
 
-from benchmarks import Figures, listed, parser_of, said
+from benchmarks import Figures, links, listed, parser_of, said
 from benchmarks.broadcast import MIB, Nodes, Payload, measured
-from benchmarks.links import (
-    BYTES_PER_GB,
-    Fault,
-    HostLink,
-    Profile,
-    TransferFailed,
-    check_namespaces,
-    equal_profile,
-    figures_of,
-    profile_of,
-    shaped,
-)
+from benchmarks.links import BYTES_PER_GB, Fault, HostLink, Profile, TransferFailed, figures_of
 from tests.netns.hosts import NetnsError
 
 DOWN_TIMES = 4  # A downlink is so many times the mean uplink, as at home
@@ -53,10 +41,10 @@ MOST_APART = 8.0  # The fastest uplink of a mixed profile over the slowest
 def profile_named(name: str, receivers: int, up_mbit: float) -> Profile:
     """The learner and so many receivers whose uplinks are `up_mbit` in the mean."""
     if name == "alike":
-        return equal_profile(receivers, up_mbit, DOWN_TIMES * up_mbit)
+        return links.equal_profile(receivers, up_mbit, DOWN_TIMES * up_mbit)
     slow = 2 * up_mbit / (1 + MOST_APART)
     ups = [up_mbit, *(slow * (MOST_APART if number % 2 else 1.0) for number in range(receivers))]
-    return profile_of(name, [HostLink(up_mbit=up, down_mbit=DOWN_TIMES * up_mbit) for up in ups])
+    return links.profile_of(name, [HostLink(up_mbit=up, down_mbit=DOWN_TIMES * up_mbit) for up in ups])
 
 
 def kills(profile: Profile) -> list[Fault]:
@@ -70,7 +58,7 @@ def told(which: str, figures: Figures) -> Figures:
 
 
 def measure(profile: Profile, payload: Payload, directory: Path) -> Figures:
-    with shaped(profile) as network:
+    with links.shaped(profile) as network:
         nodes = Nodes(network, directory, "relay", payload)
         nodes.wait_until_linked(profile)
         time.sleep(HEAD_START_S)
@@ -98,7 +86,7 @@ def measure(profile: Profile, payload: Payload, directory: Path) -> Figures:
     }
 
 
-def parse() -> argparse.Namespace:
+def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument(
         "--receivers", type=listed(int), default=[8, 16, 32, 64], help="of `alike`; `mixed` has the most"
@@ -107,12 +95,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--size-mib", type=float, default=16.0)
     parser.add_argument("--profiles", type=listed(str), default=["alike", "mixed"])
     parser.add_argument("--work-dir", type=Path, help="keeps logs and files. Default: one that is removed")
-    return parser.parse_args()
-
-
-def main() -> int:
-    options = parse()
-    check_namespaces("forest")
+    options = parser.parse_args()
+    links.check_namespaces("forest")
     payload = Payload(nbytes=round(options.size_mib * MIB) // 2 * 2)
     found: list[Figures] = []
     with tempfile.TemporaryDirectory(prefix="forest-") as scratch:

@@ -33,13 +33,10 @@ import psutil
 from benchmarks import Figures
 from tests.netns.hosts import Host, Hosts, hosts, unusable
 
-BYTES_PER_MBIT = 125_000
+BYTES_PER_MBIT, BYTES_PER_GB = 125_000, 1e9
 MAX_HOSTS = 250  # What tests.netns.hosts can make
 STALLED_MBIT = 1.0
 LEARNER = 1  # Number of the learner's host
-
-
-BYTES_PER_GB = 1e9
 Rate = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -88,7 +85,7 @@ def equal_profile(peers: int, up_mbit: float, down_mbit: float) -> Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile in a TOML file: tables [[host]], the first of them the learner."""
+    """The profile in a TOML file: an array `host` of tables, the first of them the learner."""
     try:
         hosts = msgspec.convert(tomllib.loads(path.read_text())["host"], list[HostLink])
     except (OSError, ValueError, KeyError) as error:
@@ -162,12 +159,22 @@ def read_fault(kind: Literal["kill", "stall"], text: str, profile: Profile) -> F
     return Fault(kind="stall-up" if match["up"] else kind, host=host, fraction=float(match["fraction"]))
 
 
-def check_faults(profile: Profile, faults: list[Fault]) -> None:
+def add_flags(parser: argparse.ArgumentParser, *, help: str) -> None:
+    """--profile, and the flags of `read_faults`."""
+    parser.add_argument("--profile", type=Path, help=f"TOML file with the links, {help}")
+    parser.add_argument("--kill", action="append", default=[], metavar="HOST@FRACTION")
+    parser.add_argument("--stall", action="append", default=[], metavar="HOST@FRACTION[:up]", help="to 1 Mbit/s")
+
+
+def read_faults(options: argparse.Namespace, profile: Profile) -> list[Fault]:
     """BadProfile unless every fault hits another peer and one is left to wait for."""
+    faults = [read_fault("kill", text, profile) for text in options.kill]
+    faults += [read_fault("stall", text, profile) for text in options.stall]
     if len({fault.host for fault in faults}) != len(faults):
         raise BadProfile("a host has one fault at most")
     if sum(fault.kind != "stall-up" for fault in faults) >= len(profile.peers):
         raise BadProfile("at least one peer must be left to wait for")
+    return faults
 
 
 def fastest(profile: Profile) -> int:

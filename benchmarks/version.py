@@ -30,18 +30,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks import parser_of, said
-from benchmarks.links import (
-    LEARNER,
-    Profile,
-    Speaker,
-    TransferFailed,
-    bound_s,
-    check_namespaces,
-    equal_profile,
-    poll,
-    shaped,
-)
+from benchmarks import links, parser_of, said
+from benchmarks.links import LEARNER, Profile, Speaker, TransferFailed, poll, shaped
 from tests.integration.processes import fetch_status
 from tests.netns.hosts import Host, Hosts
 
@@ -103,7 +93,7 @@ class Swarm:
 
 
 def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    profile = equal_profile(options.receivers, UP_MBIT, DOWN_MBIT)
+    profile = links.equal_profile(options.receivers, UP_MBIT, DOWN_MBIT)
     runs: list[dict[str, Any]] = []
     with shaped(profile) as network:
         swarm = Swarm(network, profile, options, directory)
@@ -112,7 +102,7 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         cpu_s = swarm.cpu_s()
         for kind in ["full", *["delta"] * options.deltas]:
             published, installed = swarm.publish(full=kind == "full")
-            run = figures(published, installed, before, bound_s(published["encoded_bytes"], profile))
+            run = figures(published, installed, before, links.bound_s(published["encoded_bytes"], profile))
             run["cpu_s_per_gb"] += (swarm.cpu_s() - cpu_s) / len(installed)
             run["cpu_s_per_gb"] = round(run["cpu_s_per_gb"] / (raw_bytes / 1e9), 2)
             run["kind"], run["pss_over_weights"] = kind, round(run["pss_bytes"] / raw_bytes, 2)
@@ -174,7 +164,7 @@ def main() -> None:
     parser.add_argument("--deltas", type=int, default=3)
     parser.add_argument("--work-dir", type=Path, help="keep logs and states here")
     options = parser.parse_args()
-    check_namespaces("version")
+    links.check_namespaces("version")
     with tempfile.TemporaryDirectory() as scratch:
         directory = options.work_dir or Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
