@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 Figures = dict[str, Any]
@@ -27,11 +27,3 @@ def said(figures: T) -> T:
     """Print a line of JSON at once."""
     print(json.dumps(figures), flush=True)
     return figures
-
-
-def table_row(columns: Iterable[object]) -> str:
-    return "| " + " | ".join(map(str, columns)) + " |"
-
-
-def table_head(columns: Sequence[str]) -> str:
-    return table_row(columns) + "\n" + "|---" * len(columns) + "|"

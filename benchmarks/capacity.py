@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from benchmarks import Figures, parser_of, said
 from benchmarks.learning_swarm import RunFailed
@@ -164,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks import capacity_real
 
         try:
-            whole = capacity_real.run(say=partial(print, flush=True))
+            whole = capacity_real.run()
         except RunFailed as fault:
             print(fault, file=sys.stderr)
             return 1

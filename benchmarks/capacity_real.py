@@ -31,30 +31,26 @@ from typing import Any
 from pydantic import BaseModel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks import Figures, table_head, table_row
+from benchmarks import Figures, said
 from benchmarks.capacity import unit_of
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, lines_of, nodes_in, url_of
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.pay.fleet import Demand, Lengths, Worker, mean_longest
-from swarm.pay.model import Prediction, predict
+from swarm.pay.model import predict
 from swarm.settings import JoinConfig, LeadConfig
 from swarm.settings_file import as_toml
 
 TRAIN_STEP_S = 4.0  # What the model does not know, questions, scoring and records, takes 0.1 to 0.3 s of two busy cores
-
 SWARMS = 3  # Points that are measured at once: most of their processes sleep most of the time
 SAMPLERS = 4
 AT_ONCE = 8  # Samples in one batch of an engine
-
 GROUPS, GROUP_SIZE = 8, 4  # A step is one batch of every sampler
-
 MAX_TOKENS = 32  # Lengths are uniform from 1 to this
 STEPS = 25  # Measured at each point: what comes of chance in a hundred batches is 1 or 2 points
 LIMIT_S = 450.0  # For one point: twice what the slowest takes
 HANDLING_S = 0.1  # Of a version's way, what is not its bytes: encoding, checking, installing. Only to place a point.
 POINT_POINTS = 5.0  # Most that one point may be off
 LEARNING_RATE = 1e-4  # Versions go on changing, and the model stays near what the engines claim
-
 BITS = 8e-6  # Megabits in a byte
 
 
@@ -92,21 +88,6 @@ class Measured:
     trainer_s: float
     live_prediction: float
     steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """One row. Shares of 1; `error_points` is predicted minus measured."""
-
-    point: Point
-    pace: Pace
-    measured: Measured
-    predicted: Prediction
-    load: float
-
-    @property
-    def error_points(self) -> float:
-        return 100 * (self.predicted.idle_share - self.measured.idle_share)
 
 
 def demand_of(max_staleness: int, train_step_s: float, lengths: Lengths) -> Demand:
@@ -295,74 +276,48 @@ def measured_of(rows: Sequence[Figures], inputs: Sequence[Figures], max_stalenes
     )
 
 
-def found_of(point: Point, pace: Pace, measured: Measured) -> Found:
+def found_of(point: Point, pace: Pace, measured: Measured) -> Figures:
+    """One row. Shares of 1; `error_points` is predicted minus measured."""
     predicted = predict(measured.demand, measured.workers, measured.install_s)
-    return Found(point=point, pace=pace, measured=measured, predicted=predicted, load=os.getloadavg()[0])
+    inputs = {"point": asdict(point), "pace": asdict(pace), "measured": asdict(measured)}
+    error_points = 100 * (predicted.idle_share - measured.idle_share)
+    return inputs | {"predicted": asdict(predicted), "load": os.getloadavg()[0], "error_points": error_points}
 
 
-HEADER = "S, T_b / T wanted, rate wanted, T, T_b / T, R/T, rate, predicted idle, measured, error, live, binds, load"
-
-
-def line(found: Found) -> str:
-    point, measured = found.point, found.measured
-    train_step_s = measured.demand.train_step_s
-    return table_row(
-        [
-            point.max_staleness,
-            f"{point.broadcast_steps:g}",
-            f"{point.ratio:g} {found.pace.unit}",
-            f"{train_step_s:.2f}",
-            f"{statistics.fmean(measured.install_s) / train_step_s:.2f}",
-            f"{measured.demand.rollouts_per_step / train_step_s:.1f}",
-            f"{sum(worker.rollouts_per_s for worker in measured.workers):.1f}",
-            f"{100 * found.predicted.idle_share:.1f}",
-            f"{100 * measured.idle_share:.1f}",
-            f"{found.error_points:+.1f}",
-            f"{100 * measured.live_prediction:.1f}",
-            found.predicted.binds,
-            f"{found.load:.1f}",
-        ]
-    )
-
-
-def summary(found: Sequence[Found]) -> Figures:
-    errors = [abs(one.error_points) for one in found]
+def summary(found: Sequence[Figures]) -> Figures:
+    errors = [abs(one["error_points"]) for one in found]
     return {
         "real_mean_abs_error_points": statistics.fmean(errors),
         "real_max_abs_error_points": max(errors),
         "real_met": max(errors) <= POINT_POINTS,
-        "real_points": [asdict(one) | {"error_points": one.error_points} for one in found],
+        "real_points": found,
     }
 
 
-def run(points: Sequence[Point] = GRID, *, say: Callable[[str], None]) -> Figures:
+def run() -> Figures:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="capacity-model-") as directory:
-        found = _points(make_model(Path(directory)), points, say)
-    whole = summary(found)
-    say(
-        f"{len(found)} real points: mean error {whole['real_mean_abs_error_points']:.2f} points, largest "
+        whole = summary(_points(make_model(Path(directory))))
+    print(
+        f"{len(GRID)} real points: mean error {whole['real_mean_abs_error_points']:.2f} points, largest "
         f"{whole['real_max_abs_error_points']:.2f} (at most {POINT_POINTS:g}), target "
-        f"{'met' if whole['real_met'] else 'missed'}; {time.monotonic() - began:.0f} s"
+        f"{'met' if whole['real_met'] else 'missed'}; {time.monotonic() - began:.0f} s",
+        flush=True,
     )
     return whole
 
 
-def _points(model: str, points: Sequence[Point], say: Callable[[str], None]) -> list[Found]:
-    nbytes = version_bytes(model)
-    say(f"a version has {nbytes / 1e3:.0f} kB; {len(points)} points of {STEPS} steps of {TRAIN_STEP_S:g} s")
-    say(table_head(HEADER.split(", ")))
-    stop = Event()
+def _points(model: str) -> list[Figures]:
+    nbytes, stop = version_bytes(model), Event()
+    said({"version_bytes": nbytes})
 
-    def found(point: Point) -> Found:
+    def found(point: Point) -> Figures:
         pace = pace_of(point, nbytes)
-        one = found_of(point, pace, run_point(model, point, pace, stop))
-        say(line(one))
-        return one
+        return said(found_of(point, pace, run_point(model, point, pace, stop)))
 
     with ThreadPoolExecutor(SWARMS) as pool:
         try:
-            return list(pool.map(found, points))
+            return list(pool.map(found, GRID))
         finally:
             # Else a fault of one point, or Ctrl-C, would wait for the others to come to their ends.
             stop.set()

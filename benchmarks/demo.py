@@ -1,7 +1,6 @@
-"""How long the demo takes and what it reaches: the real command, repeated.
+"""Does the demo learn every time? The real command, once for each seed from 0 on: steps, median and worst.
 
-bin/python -m benchmarks.demo --repeat 3 --json
-bin/python -m benchmarks.demo --seeds 20 --json    # does it learn every time? one demo a seed: steps, median and worst
+bin/python -m benchmarks.demo --seeds 20 --json
 """
 
 from __future__ import annotations
@@ -15,24 +14,11 @@ from pathlib import Path
 
 from benchmarks import Figures, parser_of, said
 
-MODES: dict[str, list[str]] = {
-    "asynchronous (S = 2)": [],
-    "sequential (S = 0)": ["--max-staleness", "0"],
-    "a sampler killed half-way": ["--kill-one"],
-    "one sampler": ["--samplers", "1"],
-    "random reward (control)": ["--reward", "random", "--steps", "100"],
-}
-
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--seeds", type=int, help="one demo for each seed from 0 on, in place of the modes")
-    options = parser.parse_args()
-    if options.seeds:
-        said(over_seeds(options.seeds))
-    else:
-        said({name: measure(arguments, options.repeat) for name, arguments in MODES.items()})
+    parser.add_argument("--seeds", type=int, default=20)
+    said(over_seeds(parser.parse_args().seeds))
 
 
 def over_seeds(count: int) -> Figures:
@@ -48,12 +34,6 @@ def over_seeds(count: int) -> Figures:
         "wall_s_worst": max(walls_s),
         "steps": steps,
     }
-
-
-def measure(arguments: list[str], repeat: int) -> dict[str, float]:
-    runs = [run_demo(arguments) for _ in range(repeat)]
-    names = [name for name, value in runs[0].items() if isinstance(value, int | float) and not isinstance(value, bool)]
-    return {name: statistics.median(run[name] for run in runs) for name in names}
 
 
 def run_demo(arguments: list[str]) -> Figures:

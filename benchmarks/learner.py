@@ -38,7 +38,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from benchmarks import Figures, listed, parser_of, said, table_head, table_row
+from benchmarks import Figures, listed, parser_of, said
 from benchmarks.sampler_models import QWEN3_TIED, REAL_VOCABULARY, Size, random_model
 from swarm.learner.adapter import add_matrices, attach, targets_of
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms
@@ -371,11 +371,12 @@ def reckoned(names: Sequence[str] = tuple(MODELS)) -> list[Figures]:
 
 def table_of(found: Sequence[Figures]) -> list[str]:
     """As docs/learner.md has it."""
-    made = [table_head(["", *dict.fromkeys(row["way"] for row in found)])]
+    ways = list(dict.fromkeys(row["way"] for row in found))
+    made = ["|  | " + " | ".join(ways) + " |", "|---" * (len(ways) + 1) + "|"]
     for name in dict.fromkeys(row["model"] for row in found):
         own = [row for row in found if row["model"] == name]
         cells = [f"{row['gpu_gib']:.1f} + {row['host_gib']:.1f}, {row['version_mb']:,.0f}" for row in own]
-        made.append(table_row([name, *cells]))
+        made.append("| " + " | ".join([name, *cells]) + " |")
     return made
 
 

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.capacity_real import (
-    Pace,
-    Point,
-    found_of,
-    line,
-    measured_of,
-    summary,
-)
+from benchmarks.capacity_real import Pace, Point, found_of, measured_of, summary
 
 
 def rows(count: int, *, period_s: float, idle_share: float) -> list[dict[str, Any]]:
@@ -47,11 +40,10 @@ def test_a_fleet_that_is_too_slow_is_predicted_and_compared() -> None:
         Point(max_staleness=2, broadcast_steps=0.4, ratio=0.7),
         Pace(unit="R/T", tokens_per_s=10.0, max_upload_mbit=1.0),
     )
-    right = found_of(point, pace, measured_of(rows(5, period_s=4.0, idle_share=0.5), [said(4.0, 4.0)], 2))
-    wrong = found_of(point, pace, replace(right.measured, idle_share=0.3))
-    assert right.predicted.idle_share == pytest.approx(0.5, abs=0.01)
-    assert wrong.error_points == pytest.approx(20, abs=1)
-    assert line(wrong).count("|") == 14
+    measured = measured_of(rows(5, period_s=4.0, idle_share=0.5), [said(4.0, 4.0)], 2)
+    right, wrong = (found_of(point, pace, one) for one in (measured, replace(measured, idle_share=0.3)))
+    assert right["predicted"]["idle_share"] == pytest.approx(0.5, abs=0.01)
+    assert wrong["error_points"] == pytest.approx(20, abs=1)
     whole = summary([right, wrong])
     assert (summary([right])["real_met"], whole["real_met"]) == (True, False)
     assert json.loads(json.dumps(whole, allow_nan=False))["real_points"][1]["point"]["ratio"] == 0.7
