@@ -23,6 +23,13 @@ def listed(of: Callable[[str], T]) -> Callable[[str], list[T]]:
     return lambda text: [of(one) for one in text.split(",")]
 
 
+def ended(options: argparse.Namespace, figures: Figures, *, met: bool = True) -> int:
+    """Print all figures if they are asked for; the exit status."""
+    if options.json:
+        said(figures)
+    return 0 if met else 1
+
+
 def said(figures: T) -> T:
     """Print a line of JSON at once."""
     print(json.dumps(figures), flush=True)

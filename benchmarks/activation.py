@@ -22,7 +22,7 @@ from random import Random
 import numpy
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from benchmarks import Figures, parser_of, said
+from benchmarks import Figures, ended, parser_of, said
 from swarm.pay.fleet import Demand, Dissemination, Lengths, Worker
 from swarm.pay.prices import PricedOffer
 from swarm.pay.selection import Market, Rules, Search
@@ -155,9 +155,7 @@ def main() -> int:
         active = statistics.fmean(row.chosen for row in found)
         said({"samplers": size, "active": active, **summary(found, len(tried) - len(found))})
     figures = summary(rows, infeasible)
-    if options.json:
-        said(figures)
-    return 0 if figures["max_excess_percent"] <= 100 * MAX_EXCESS else 1
+    return ended(options, figures, met=figures["max_excess_percent"] <= 100 * MAX_EXCESS)
 
 
 if __name__ == "__main__":

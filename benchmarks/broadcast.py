@@ -44,19 +44,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import Figures, links, listed, parser_of, said
-from benchmarks.links import (
-    LEARNER,
-    Fault,
-    Observer,
-    Profile,
-    Speaker,
-    Transfer,
-    TransferFailed,
-    poll,
-    shaped,
-    survivors,
-)
+from benchmarks import Figures, ended, links, listed, parser_of, said
+from benchmarks.links import LEARNER, Fault, Profile, Transfer, TransferFailed
 from tests.integration.processes import Node, fetch_status
 from tests.netns.hosts import Hosts, NetnsError
 
@@ -93,7 +82,7 @@ class Published:
 
 def transfer(scheme: str, profile: Profile, faults: list[Fault], payload: Payload, directory: Path) -> Transfer:
     """One transfer of the version that is measured. `began_s` is when it was announced, encoded before."""
-    with shaped(profile) as network:
+    with links.shaped(profile) as network:
         nodes = Nodes(network, directory, scheme, payload)
         nodes.wait_until_linked(profile)
         if payload.is_second:
@@ -107,7 +96,7 @@ def measured(nodes: Nodes, profile: Profile, faults: list[Fault], payload: Paylo
     observer = nodes.observer(profile)
     observer.settle()
     published = nodes.publish(payload)
-    watch = Watch(nodes, published, list(survivors(profile, faults).peers))
+    watch = Watch(nodes, published, list(links.survivors(profile, faults).peers))
     watch.follow(observer, profile, faults)
     nodes.compare(published.version, watch.completed_s)
     topology = (nodes.status(LEARNER) or {}).get("topology")
@@ -133,13 +122,13 @@ class Nodes:
         self.peers = {number: self._relay(number, listening["join"]) for number in numbers}
         self._urls = {LEARNER: listening["url"], **{number: peer.url() for number, peer in self.peers.items()}}
 
-    def _lead(self, scheme: str, payload: Payload) -> Speaker:
+    def _lead(self, scheme: str, payload: Payload) -> links.Speaker:
         host = self._network.host(LEARNER)
         arguments = ["--directory", str(self._directory / "learner"), "--host", host.address, "--scheme", scheme]
         arguments += ["--size-bytes", str(payload.nbytes)]
         if payload.delta_lr is not None:
             arguments += ["--delta", repr(payload.delta_lr)]
-        return Speaker(host, "benchmarks.broadcast_learner", *arguments, log=self._directory / "learner.log")
+        return links.Speaker(host, "benchmarks.broadcast_learner", *arguments, log=self._directory / "learner.log")
 
     def _relay(self, number: int, join: str) -> Node:
         state = str(self._directory / f"peer-{number}")
@@ -154,9 +143,9 @@ class Nodes:
         except (OSError, HTTPException, json.JSONDecodeError):
             return None
 
-    def observer(self, profile: Profile) -> Observer:
+    def observer(self, profile: Profile) -> links.Observer:
         pids = {LEARNER: self.learner.process.pid, **{number: node.process.pid for number, node in self.peers.items()}}
-        return Observer(self._network, profile, pids)
+        return links.Observer(self._network, profile, pids)
 
     def publish(self, payload: Payload) -> Published:
         self.learner.tell("publish")
@@ -180,7 +169,7 @@ class Nodes:
             found = {number: self.status(number) for number in profile.hosts}
             return readiness.is_reached({n: s for n, s in found.items() if s is not None}, now=time.monotonic())
 
-        poll(linked, every_s=READY_POLL_S, limit_s=READY_S, what="the peers become public and open their streams")
+        links.poll(linked, every_s=READY_POLL_S, limit_s=READY_S, what="the peers become public and open their streams")
         learner = self.status(LEARNER)
         self.encrypted = learner is not None and bool(learner["encrypted"])
 
@@ -221,7 +210,7 @@ class Watch:
         self.announced_s: dict[int, float] = {}
         self.completed_s: dict[int, float] = {}
 
-    def follow(self, observer: Observer, profile: Profile, faults: list[Fault]) -> None:
+    def follow(self, observer: links.Observer, profile: Profile, faults: list[Fault]) -> None:
         limit_s = LIMIT_S + LIMIT_BOUNDS * links.bound_s(self._published.encoded_bytes, profile)
         observer.follow(self._published.encoded_bytes, faults, self._ended, limit_s=limit_s)
 
@@ -295,10 +284,9 @@ def main() -> int:
             found = measure(options, profile, faults, options.work_dir or Path(scratch))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    if options.json:
-        hosts = [msgspec.to_builtins(link) for link in profile.hosts.values()]
-        said({"profile": profile.name, "hosts": hosts, "schemes": found})
-    return int(any("error" in figures for figures in found.values()))
+    hosts = [msgspec.to_builtins(link) for link in profile.hosts.values()]
+    figures = {"profile": profile.name, "hosts": hosts, "schemes": found}
+    return ended(options, figures, met=not any("error" in figures for figures in found.values()))
 
 
 if __name__ == "__main__":

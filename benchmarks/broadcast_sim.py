@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from benchmarks import Figures, links, listed, parser_of, said
+from benchmarks import Figures, ended, links, listed, parser_of, said
 from benchmarks.links import BYTES_PER_MBIT, LEARNER, BadProfile, Fault, Profile, bound_with_faults_s
 from swarm.broadcast.forest.courier import TreeCourier
 from swarm.plan.simulate.world import World
@@ -219,9 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BadProfile as error:
         print(error, file=sys.stderr)
         return 2
-    if options.json:
-        said({"rows": rows})
-    return 0 if all(row["ratio"] is not None for row in rows) else 1
+    return ended(options, {"rows": rows}, met=all(row["ratio"] is not None for row in rows))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks import Figures, parser_of, said
+from benchmarks import Figures, ended, parser_of, said
 from benchmarks.learning_swarm import RunFailed
 from swarm.pay.fleet import Demand, Lengths, Worker
 from swarm.pay.model import NEARLY_BUSY, predict
@@ -178,9 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"error in points {errors}; mean at most {MEAN_POINTS:g}: "
             f"{'met' if met else 'missed'}; {time.process_time() - began:.0f} CPU-s"
         )
-    if options.json:
-        said(whole)
-    return 0 if met else 1
+    return ended(options, whole, met=met)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import Figures, parser_of, said
+from benchmarks import Figures, ended, parser_of, said
 from benchmarks.payload import WEIGHT_SD, to_bf16
 from swarm.broadcast.version.codec import decode_region, encode_region
 
@@ -30,14 +29,6 @@ BLOCK = 1 << 20  # Weights simulated at a time: their gradients and moments stay
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint16]
 Case = tuple[str, list[bytes], list[bytes] | None]  # A name, the regions, and those of the base if it is a delta
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    ratio: float
-    encode_mb_s: float
-    decode_mb_s: float
-    codecs: list[str]
 
 
 def normal(count: int, rng: np.random.Generator) -> Floats:
@@ -75,7 +66,7 @@ def cases(nbytes: int, region_bytes: int, seed: int) -> list[Case]:
     return [(name, of, None if name == "full" else regions["full"]) for name, of in regions.items()]
 
 
-def measure(case: Case, repeat: int) -> Figure:
+def measure(case: Case, repeat: int) -> Figures:
     """RuntimeError if what is decoded is not what was encoded."""
     name, regions, bases = case
     before: Sequence[bytes | None] = bases or [None] * len(regions)
@@ -95,25 +86,22 @@ def measure(case: Case, repeat: int) -> Figure:
             chosen.add(codec)
             if bytes(decoded) != region:
                 raise RuntimeError(f"the codec does not give back what it was given for {name}")
-    return Figure(
-        ratio=size / nbytes,
-        encode_mb_s=nbytes / 1e6 / statistics.median(encode_s[1:]),
-        decode_mb_s=nbytes / 1e6 / statistics.median(decode_s[1:]),
-        codecs=sorted(chosen),
-    )
+    return {
+        "case": name,
+        "ratio": size / nbytes,
+        "encode_mb_s": nbytes / 1e6 / statistics.median(encode_s[1:]),
+        "decode_mb_s": nbytes / 1e6 / statistics.median(decode_s[1:]),
+        "codecs": sorted(chosen),
+    }
 
 
 def run(nbytes: int, region_bytes: int, repeat: int, seed: int) -> Figures:
-    found: dict[str, Figure] = {}
-    for case in cases(nbytes, region_bytes, seed):
-        found[case[0]] = measure(case, repeat)
-        said({"case": case[0], **asdict(found[case[0]])})
+    found = {case[0]: said(measure(case, repeat)) for case in cases(nbytes, region_bytes, seed)}
     return {
-        "full_ratio": round(found["full"].ratio, 5),
-        "delta_ratio": {rate: round(found[rate].ratio, 6) for rate in LEARNING_RATES},
-        "encode_mb_s": {name: round(figure.encode_mb_s) for name, figure in found.items()},
-        "decode_mb_s": {name: round(figure.decode_mb_s) for name, figure in found.items()},
-        "codecs": {name: figure.codecs for name, figure in found.items()},
+        "full_ratio": round(found["full"]["ratio"], 5),
+        "delta_ratio": {rate: round(found[rate]["ratio"], 6) for rate in LEARNING_RATES},
+        **{speed: {name: round(one[speed]) for name, one in found.items()} for speed in ("encode_mb_s", "decode_mb_s")},
+        "codecs": {name: one["codecs"] for name, one in found.items()},
         "region_bytes": region_bytes,
     }
 
@@ -124,9 +112,7 @@ def main() -> None:
     parser.add_argument("--region-kib", type=int, default=1024, help="64 to 4096, as the model's size has it")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
-    figures = run(options.size_mib << 20, options.region_kib << 10, options.repeat, seed=1)
-    if options.json:
-        said(figures)
+    ended(options, run(options.size_mib << 20, options.region_kib << 10, options.repeat, seed=1))
 
 
 if __name__ == "__main__":

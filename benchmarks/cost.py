@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import Figures, listed, parser_of, said
+from benchmarks import Figures, ended, listed, parser_of, said
 from swarm.cli.plan import planned
 from swarm.pay.model import NEARLY_BUSY
 from swarm.pay.selection import Rules
@@ -74,9 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(said(measure(scenario)))
     met = all(row["met"] for row in rows)
     print(f"targets {'met' if met else 'missed'}; {time.process_time() - began:.0f} CPU-s")
-    if options.json:
-        said({"met": met, "rows": rows})
-    return 0 if met else 1
+    return ended(options, {"met": met, "rows": rows}, met=met)
 
 
 if __name__ == "__main__":

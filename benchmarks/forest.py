@@ -25,7 +25,7 @@ from random import Random
 
 import psutil
 
-from benchmarks import Figures, links, listed, parser_of, said
+from benchmarks import Figures, ended, links, listed, parser_of, said
 from benchmarks.broadcast import MIB, Nodes, Payload, measured
 from benchmarks.links import BYTES_PER_GB, Fault, HostLink, Profile, TransferFailed, figures_of
 from tests.netns.hosts import NetnsError
@@ -110,9 +110,7 @@ def main() -> int:
                     figures = {"receivers": count, "error": str(error)}
                 found.append({"profile": name, **figures})
                 said(found[-1])
-    if options.json:
-        said({"forest": found})
-    return int(any("error" in figures for figures in found))
+    return ended(options, {"forest": found}, met=not any("error" in figures for figures in found))
 
 
 if __name__ == "__main__":

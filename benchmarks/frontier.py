@@ -32,7 +32,7 @@ from typing import Any
 
 from msgspec import structs
 
-from benchmarks import Figures, listed, parser_of, said
+from benchmarks import Figures, ended, listed, parser_of, said
 from benchmarks.learning import OneProcess
 from swarm.learner.messages import Train, TrainGroup
 from swarm.rollout.journal.entries import Tried
@@ -202,15 +202,9 @@ def main(arguments: list[str] | None = None) -> int:
         medians.setdefault(str(share), {})[one] = statistics.median(found) if None not in found else None
     hardest = medians[str(min(options.solvable))]
     uniform, frontier = hardest.get("uniform"), hardest.get("frontier")
-    figures = {
-        "pool": options.pool,
-        "target": options.target,
-        "rollouts": medians,
-        "rollouts_uniform_over_frontier": round(uniform / frontier, 3) if uniform and frontier else None,
-    }
-    if options.json:
-        said(figures)
-    return 0
+    ratio = round(uniform / frontier, 3) if uniform and frontier else None
+    figures = {"pool": options.pool, "target": options.target, "rollouts": medians}
+    return ended(options, figures | {"rollouts_uniform_over_frontier": ratio})
 
 
 if __name__ == "__main__":

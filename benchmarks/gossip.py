@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from benchmarks import Figures, parser_of, said
+from benchmarks import Figures, ended, parser_of, said
 from swarm.gossip.records import Appeared, Died, Effect, LeafGone
 from swarm.types import NodeId, VersionId
 from tests.simulator.gossip.swarm import GossipNode, GossipScenario, GossipSwarm
@@ -320,8 +320,7 @@ def main() -> None:
     options = parser.parse_args()
     plan = Plan(nodes=0, leaf_share=options.leaf_share, loss=options.loss, seeds=options.seeds)
     rows = [said(run(replace(plan, nodes=nodes))) for nodes in options.nodes or DEFAULT_NODES]
-    if options.json and len(rows) > 1:
-        said({"sizes": rows})
+    ended(options, {"sizes": rows} if len(rows) > 1 else rows[0])
 
 
 if __name__ == "__main__":

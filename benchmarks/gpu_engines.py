@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import statistics
 import sys
@@ -31,20 +30,10 @@ from pathlib import Path
 import msgspec
 import torch
 
-from benchmarks import Figures, parser_of
+from benchmarks import Figures, parser_of, said
+from benchmarks import sampler_models as models
 from benchmarks.gpu_child import replays_per_step
-from benchmarks.sampler_models import (
-    HANG_S,
-    REAL_VOCABULARY,
-    EngineProcess,
-    Size,
-    floats,
-    ints,
-    parameters_of,
-    random_job,
-    random_model,
-    running,
-)
+from benchmarks.sampler_models import EngineProcess, floats, ints
 from swarm.learner.adapter import attach, is_adapted, shape_of_adapter
 from swarm.learner.batch import MicroBatch, Row, micro_batches
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
@@ -78,9 +67,9 @@ class Version:
 
 class Learner:
     def __init__(self, directory: Path, *, parameters: float, tokens: int, device: str, adapter: int) -> None:
-        vocab_size = REAL_VOCABULARY if parameters >= 1e8 else 1024
-        size = Size(parameters=parameters, vocab_size=vocab_size, context_tokens=PROMPT_TOKENS + tokens)
-        self.model = random_model(size, device=device).eval()
+        vocab_size = models.REAL_VOCABULARY if parameters >= 1e8 else 1024
+        size = models.Size(parameters=parameters, vocab_size=vocab_size, context_tokens=PROMPT_TOKENS + tokens)
+        self.model = models.random_model(size, device=device).eval()
         self.device = pick_device(device)
         if adapter:
             attach(self.model, adapter, 2.0 * adapter, name="random", seed=0)
@@ -191,7 +180,7 @@ class Sampler:
         tokens = self._tokens if most is None else min(most, self._tokens)
         vocab_size = self._learner.model.config.vocab_size
         jobs = [
-            random_job(seed, vocab_size, prompt_tokens=PROMPT_TOKENS, tokens=tokens)
+            models.random_job(seed, vocab_size, prompt_tokens=PROMPT_TOKENS, tokens=tokens)
             for seed in range(self._samples * self._draws, self._samples * (self._draws + 1))
         ]
         done: Generated = await self._engine.draw(Generate(jobs=tuple(jobs)))
@@ -278,14 +267,14 @@ async def measure(options: argparse.Namespace, directory: Path) -> Figures:
         gpu_memory_share=MEMORY_SHARE,
         max_model_len=PROMPT_TOKENS + options.tokens,
         places=options.samples,
-        hang_s=HANG_S,
+        hang_s=models.HANG_S,
     )
     module = "benchmarks.gpu_child" if options.engine == "vllm" else "swarm.sampler.engine_child"
-    async with running(options.engine, directory / "engine", module) as engine:
+    async with models.running(options.engine, directory / "engine", module) as engine:
         start = Start(directory=str(directory / "model"), layout=learner.layout, options=engine_options)
         started = await engine.launch(start)
         sampler = Sampler(engine, started, learner, tokens=options.tokens, samples=options.samples)
-        figures: Figures = {"parameters": parameters_of(learner.model), "started": msgspec.to_builtins(started)}
+        figures: Figures = {"parameters": models.parameters_of(learner.model), "started": msgspec.to_builtins(started)}
         figures |= await agreement(sampler, learner)
         if options.swaps:
             figures |= await swapping(sampler, learner, options.swaps)
@@ -309,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--swaps", type=int, default=0)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="echo-node-gpu-engines-") as directory:
-        print(json.dumps(asyncio.run(measure(options, Path(directory)))), flush=True)
+        said(asyncio.run(measure(options, Path(directory))))
     return 0
 
 

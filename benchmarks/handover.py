@@ -28,7 +28,7 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from benchmarks import Figures, listed, parser_of, said
+from benchmarks import Figures, ended, listed, parser_of, said
 from swarm.join.sampler import PORTION_S
 from swarm.join.spot import LEAVE_S, POLL_S
 from swarm.plan.simulate.world import World
@@ -284,14 +284,8 @@ def main(arguments: list[str] | None = None) -> int:
     cases = [(way, chance, mean) for mean in options.means for chance in options.preempted for way in options.ways]
     rows = [said(run_once(*case, seed, options.steps)) for case in cases for seed in options.seeds]
     handed = [row for row in rows if row["way"] == "handed"]
-    if options.json and handed:
-        said(
-            {
-                "useful_share": min(row["useful_share"] for row in handed),
-                "length_bias_p": min(row["length_bias_p"] for row in handed),
-            }
-        )
-    return 0
+    names = ("useful_share", "length_bias_p")
+    return ended(options, {name: min(row[name] for row in handed) for name in names} if handed else {})
 
 
 if __name__ == "__main__":

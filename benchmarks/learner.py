@@ -38,7 +38,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from benchmarks import Figures, listed, parser_of, said
+from benchmarks import Figures, ended, listed, parser_of, said
 from benchmarks.sampler_models import QWEN3_TIED, REAL_VOCABULARY, Size, random_model
 from swarm.learner.adapter import add_matrices, attach, targets_of
 from swarm.learner.alarms import GRADIENT_CLIP, Alarms
@@ -489,10 +489,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = run(options)
     # Figures of a toy say nothing about a target.
     passed = options.quick or met(figures)
-    print(f"targets {'met' if passed else 'missed'}")
-    if options.json:
-        said(figures | {"met": passed})
-    return 0 if passed else 1
+    return ended(options, figures | {"met": passed}, met=passed)
 
 
 if __name__ == "__main__":

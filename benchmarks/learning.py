@@ -31,7 +31,7 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from benchmarks import Figures, listed, parser_of, said
+from benchmarks import Figures, ended, listed, parser_of, said
 from benchmarks.charts import picture
 from benchmarks.learning_swarm import Run, RunFailed, Step, step_of
 from benchmarks.learning_swarm import run as run_swarm
@@ -309,9 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [said(row(case, found)) for case, found in runs.items() if found]
     if options.plot:
         options.plot.write_text(plot(rows))
-    if options.json:
-        said({"rows": rows})
-    return int(any(len(found) < len(options.seeds) for found in runs.values()))
+    return ended(options, {"rows": rows}, met=all(len(found) == len(options.seeds) for found in runs.values()))
 
 
 if __name__ == "__main__":

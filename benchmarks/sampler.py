@@ -36,26 +36,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks import Figures, listed, parser_of, said
+from benchmarks import Figures, ended, listed, parser_of, said
+from benchmarks import sampler_models as models
 from benchmarks.sampler_bare import BareDraw, BareDrawn, BareStart, BareStarted
-from benchmarks.sampler_models import (
-    HANG_S,
-    TIME_LIMIT_S,
-    Architecture,
-    EngineBroken,
-    EngineProcess,
-    Size,
-    Versions,
-    cpu_seconds,
-    floats,
-    ints,
-    kept_busy,
-    parameters_of,
-    random_job,
-    random_model,
-    running,
-    step,
-)
+from benchmarks.sampler_models import EngineBroken, EngineProcess, Size, Versions, random_job, step
 from swarm.broadcast.coding import in_thread
 from swarm.process import Child
 from swarm.rollout.messages import Answer, SampleName, Stepped
@@ -100,13 +84,13 @@ async def swap_times(
     engine's call its parts. Samples stand still for `pause_s`, which costs `tokens_lost` at the speed with all places
     filled: of samples with next to no context, since caches that are computed again are not counted."""
     vocab_size = vocabulary_of(parameters)
-    versions = Versions.of(random_model(Size(parameters=parameters, vocab_size=vocab_size)), directory)
-    async with running(kind, directory) as engine:
+    versions = Versions.of(models.random_model(Size(parameters=parameters, vocab_size=vocab_size)), directory)
+    async with models.running(kind, directory) as engine:
         started = await engine.start(versions, dtype=dtype, places=PLACES)
         await engine.install(versions.publish())
         tokens_per_s = await _tokens_per_s(engine, started, vocab_size)
         rows = []
-        async with kept_busy(engine, started, versions):
+        async with models.kept_busy(engine, started, versions):
             for number in range(swaps):
                 step(versions.model, LEARNING_STEP, number)
                 installed = await engine.install(versions.publish())
@@ -114,7 +98,7 @@ async def swap_times(
     versions.close()
     pause_s = statistics.median(one.pause_s for one, _, _ in rows)
     return {
-        "parameters": parameters_of(versions.model),
+        "parameters": models.parameters_of(versions.model),
         "weight_bytes": versions.layout.total_bytes,
         "sent_share": statistics.median(share for _, _, share in rows),
         "apply_s": statistics.median(apply_s for _, apply_s, _ in rows),
@@ -135,19 +119,19 @@ async def _tokens_per_s(engine: EngineProcess, started: Started, vocab_size: int
         began = time.monotonic()
         drawn = await asyncio.gather(*map(engine.draw, calls_of(jobs, started)))
         seconds = time.monotonic() - began
-        tokens = sum(len(ints(sample.token_ids)) for one in drawn for sample in one.samples)
+        tokens = sum(len(models.ints(sample.token_ids)) for one in drawn for sample in one.samples)
     return tokens / seconds
 
 
 async def accuracy(
-    kind: EngineKind, directory: Path, *, architecture: Architecture, tied: bool, dtype: EngineDtype, swaps: int
+    kind: EngineKind, directory: Path, *, architecture: models.Architecture, tied: bool, dtype: EngineDtype, swaps: int
 ) -> Figures:
     """Log-probs of what the engine drew after each of `swaps` swaps, against transformers in float32 on the published
     weights: largest and mean error over all swaps. `moved` is how far the swaps moved them, at least."""
-    model = random_model(Size(parameters=2e6), architecture=architecture, tied=tied)
+    model = models.random_model(Size(parameters=2e6), architecture=architecture, tied=tied)
     versions = Versions.of(model, directory)
     errors, moved = list[float](), list[float]()
-    async with running(kind, directory) as engine:
+    async with models.running(kind, directory) as engine:
         started = await engine.start(versions, dtype=dtype, places=2)
         await engine.install(versions.publish())
         before = published(model)
@@ -187,9 +171,9 @@ async def _compared(
     samples = [sample for call in calls_of(jobs, started) for sample in (await engine.draw(call)).samples]
     for job, sample in zip(jobs, samples, strict=True):
         assert {span.version for span in sample.spans} == {version}, sample.fault
-        drawn = ints(sample.token_ids)
+        drawn = models.ints(sample.token_ids)
         wanted = logprobs_of(now, job.prompt_token_ids, drawn)
-        errors += _distances(floats(sample.logprobs), wanted)
+        errors += _distances(models.floats(sample.logprobs), wanted)
         distances += _distances(logprobs_of(before, job.prompt_token_ids, drawn), wanted)
     return errors, statistics.fmean(distances)
 
@@ -201,9 +185,9 @@ def _distances(some: Sequence[float], others: Sequence[float]) -> list[float]:
 async def memory(kind: EngineKind, directory: Path, *, swaps: int) -> Figures:
     """Resident memory of the engine with all its processes after each of `swaps` swaps, with a batch between any two.
     It grows by the median of the last tenth over that of the first tenth after it has settled, less 1."""
-    versions = Versions.of(random_model(Size(parameters=MEMORY_SIZE)), directory)
+    versions = Versions.of(models.random_model(Size(parameters=MEMORY_SIZE)), directory)
     rss = list[int]()
-    async with running(kind, directory) as engine:
+    async with models.running(kind, directory) as engine:
         started = await engine.start(versions, places=2)
         await engine.install(versions.publish())
         for number in range(swaps):
@@ -225,7 +209,7 @@ async def measure_swaps(kind: EngineKind, directory: Path) -> Figures:
         said(await swap_times(kind, directory / f"times-{parameters:g}", parameters=parameters, swaps=7))
         for parameters in SIZES
     ]
-    architectures: tuple[Architecture, ...] = ("qwen3", "llama")
+    architectures: tuple[models.Architecture, ...] = ("qwen3", "llama")
     dtypes: tuple[EngineDtype, ...] = ("float32", "bfloat16")
     found = []
     for dtype, architecture, tied in product(dtypes, architectures, (True, False)):
@@ -271,10 +255,10 @@ async def recompute(
     drawn."""
     vocab_size, total = vocabulary_of(parameters), contexts.prompt_tokens + contexts.tokens
     versions = Versions.of(
-        random_model(Size(parameters=parameters, vocab_size=vocab_size, context_tokens=total)), directory
+        models.random_model(Size(parameters=parameters, vocab_size=vocab_size, context_tokens=total)), directory
     )
     found = []
-    async with running(kind, directory) as engine:
+    async with models.running(kind, directory) as engine:
         await engine.start(versions, places=PLACES)
         await engine.install(versions.publish())
         for number in range(repeats + 1):
@@ -284,7 +268,7 @@ async def recompute(
     counted = [one for one in found[1:] if min(one.swapped.ends) > 0]
     if not counted:
         raise EngineBroken("no swap fell within the samples: the machine is too busy to say what one costs")
-    return summed_up(parameters_of(versions.model), counted, contexts)
+    return summed_up(models.parameters_of(versions.model), counted, contexts)
 
 
 async def _repeat(engine: EngineProcess, install: Install, number: int, vocab_size: int, contexts: Contexts) -> Redrawn:
@@ -354,9 +338,7 @@ class Load:
             for _ in range(GROUP):
                 tokens = self.most_tokens if lockstep else random.randint(self.most_tokens // 2, self.most_tokens)
                 rules = SamplingRules(temperature=1.0, max_new_tokens=tokens, stop_token_ids=())
-                jobs.append(
-                    Job(prompt_token_ids=prompt, seed=random.getrandbits(32), rules=rules, time_limit_s=TIME_LIMIT_S)
-                )
+                jobs.append(Job(prompt, random.getrandbits(32), rules, models.TIME_LIMIT_S))
         return tuple(jobs[: self.samples])
 
 
@@ -374,7 +356,7 @@ async def throughput(kind: EngineKind, directory: Path, load: Load, *, repeats: 
     their tokens per second; that of tokens per CPU second, of the node's own process too, hardly depends on what else
     runs."""
     size = Size(parameters=load.parameters, vocab_size=load.vocab_size, context_tokens=load.context_tokens)
-    model = random_model(size)
+    model = models.random_model(size)
     versions = Versions.of(model, directory)
     node, bare = list[Repeat](), list[Repeat]()
     async with _node(kind, directory, versions, load) as worker, _bare(kind, directory) as child:
@@ -400,7 +382,7 @@ async def throughput(kind: EngineKind, directory: Path, load: Load, *, repeats: 
         for name in ("seconds", "cpu_s")
     )
     return {
-        "parameters": parameters_of(model),
+        "parameters": models.parameters_of(model),
         "seats": start.seats,
         "node": [asdict(one) for one in node[1:]],
         "bare": [asdict(one) for one in bare[1:]],
@@ -412,7 +394,7 @@ async def throughput(kind: EngineKind, directory: Path, load: Load, *, repeats: 
 
 @asynccontextmanager
 async def _node(kind: EngineKind, directory: Path, versions: Versions, load: Load) -> AsyncIterator[EngineWorker]:
-    options = EngineOptions(device="cpu", max_model_len=load.context_tokens, places=load.places, hang_s=HANG_S)
+    options = EngineOptions(device="cpu", max_model_len=load.context_tokens, places=load.places, hang_s=models.HANG_S)
     worker = EngineWorker(directory / "node", kind=kind, options=options)
     try:
         await worker.launch()
@@ -430,7 +412,7 @@ async def _node(kind: EngineKind, directory: Path, versions: Versions, load: Loa
 
 @asynccontextmanager
 async def _bare(kind: EngineKind, directory: Path) -> AsyncIterator[Child]:
-    child = Child("bare library", "benchmarks.sampler_bare", kind, log=directory / "bare.log", hang_s=HANG_S)
+    child = Child("bare library", "benchmarks.sampler_bare", kind, log=directory / "bare.log", hang_s=models.HANG_S)
     try:
         await child.start()
         yield child
@@ -439,10 +421,10 @@ async def _bare(kind: EngineKind, directory: Path) -> AsyncIterator[Child]:
 
 
 async def _through_bare(child: Child, jobs: tuple[Job, ...]) -> Repeat:
-    spent_s = cpu_seconds(child.pid)
+    spent_s = models.cpu_seconds(child.pid)
     drawn = await child.call(BareDraw(jobs=jobs), BareDrawn)
     # A clock of 10 ms.
-    return Repeat(tokens=drawn.tokens, seconds=drawn.seconds, cpu_s=max(0.01, cpu_seconds(child.pid) - spent_s))
+    return Repeat(tokens=drawn.tokens, seconds=drawn.seconds, cpu_s=max(0.01, models.cpu_seconds(child.pid) - spent_s))
 
 
 async def _never(answer: Answer) -> Stepped:
@@ -473,13 +455,13 @@ async def _through_node(worker: EngineWorker, spool: Spool, jobs: tuple[Job, ...
             feed.add(leases)
 
     engine: int = worker.status()["engine_pid"]
-    spent_s, began = time.process_time() + cpu_seconds(engine), time.perf_counter()
+    spent_s, began = time.process_time() + models.cpu_seconds(engine), time.perf_counter()
     async with asyncio.TaskGroup() as group:
         feeding = group.create_task(feed.run(kept))
         group.create_task(fed())
         await over.wait()
         seconds = time.perf_counter() - began
-        cpu_s = time.process_time() + cpu_seconds(engine) - spent_s
+        cpu_s = time.process_time() + models.cpu_seconds(engine) - spent_s
         feeding.cancel()
     wanted = sum(job.rules.max_new_tokens for job in jobs)
     if tokens != wanted:
@@ -528,11 +510,7 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory(prefix="echo-node-sampler-") as directory:
         figures = asyncio.run(run(options.engine, options.parts, Path(directory)))
-    if options.json:
-        said(figures)
-    else:
-        print(f"targets {'met' if figures['met'] else 'missed'}")
-    return 0 if figures["met"] else 1
+    return ended(options, figures, met=figures["met"])
 
 
 if __name__ == "__main__":

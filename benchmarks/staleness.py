@@ -31,31 +31,15 @@ import statistics
 import sys
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from benchmarks import listed, parser_of, said
+from benchmarks import ended, listed, parser_of, said
+from benchmarks import staleness_sim as sim
 from benchmarks.staleness_floor import Demand, Floor, floor
-from benchmarks.staleness_sim import (
-    MEAN_TOKENS,
-    RULES,
-    STEP_S,
-    DeadlineRule,
-    DeadlockError,
-    Figures,
-    Fleet,
-    Job,
-    Run,
-    Sample,
-    Setting,
-    Worker,
-    freshness_of,
-    is_patient,
-    node,
-    prompt,
-)
+from benchmarks.staleness_sim import Figures, Fleet, Job, Run, Sample
 from swarm.sampler.feeding import AHEAD
 from swarm.types import VersionId
 
@@ -97,6 +81,11 @@ class Row:
         return GROUP_SIZE if self.case in ("groups", "places", "lockstep") else 1
 
     @property
+    def named(self) -> dict[str, Any]:
+        given = {"max_staleness": self.max_staleness, "broadcast_steps": self.broadcast}
+        return {"case": self.case, **given, "workers": self.workers}
+
+    @property
     def hard(self) -> bool:
         return self.case in HARD
 
@@ -130,14 +119,14 @@ class Row:
         """Groups of eight are slow to simulate, and hard cases need no more than an event and what follows."""
         return max(1, steps // (5 if self.group_size > 1 else 2 if self.hard else 1))
 
-    def setting(self, rule: str) -> Setting:
-        return Setting(
+    def setting(self, rule: str) -> sim.Setting:
+        return sim.Setting(
             max_staleness=self.max_staleness,
             batch_groups=BATCH_GROUPS,
             group_size=self.group_size,
             slots=self.workers,
-            patient=is_patient(rule),
-            freshness=freshness_of(rule),
+            patient=sim.is_patient(rule),
+            freshness=sim.freshness_of(rule),
         )
 
     def fleet(self, *, ahead: bool, dying: float = 0.0) -> Fleet:
@@ -155,7 +144,7 @@ class Row:
 
 def simulate(row: Row, rule: str, *, steps: int, seed: int) -> Figures:
     fleet = row.fleet(ahead=rule.startswith("deadlines"), dying=DYING_PER_HOUR if row.case == "dying" else 0.0)
-    return Run(RULES[rule](row.setting(rule)), fleet, steps=row.steps(steps), seed=seed).run()
+    return Run(sim.RULES[rule](row.setting(rule)), fleet, steps=row.steps(steps), seed=seed).run()
 
 
 def clairvoyant(row: Row, *, steps: int, seed: int) -> Floor:
@@ -168,29 +157,16 @@ def shares(run: Figures) -> dict[str, float]:
 
 
 def summary(run: Figures) -> dict[str, Any]:
-    return {
-        **shares(run),
-        "max_staleness": max(run.trained),
-        "discarded_by_quartile": _by_quartile(run),
-        "generated": len(run.generated),
-        "lost": run.lost,
-    }
-
-
-def _by_quartile(run: Figures) -> list[float]:
-    """Of the generated rollouts of each quartile of length, the share that was discarded."""
     generated, discarded = (
         Counter(bisect_left(QUARTILES, length) for length in lengths) for lengths in (run.generated, run.discarded)
     )
-    return [discarded[quartile] / max(generated[quartile], 1) for quartile in range(4)]
-
-
-def floor_summary(found: Floor) -> dict[str, float]:
     return {
-        "mean_staleness": found.figures.mean_staleness,
-        "least": found.least,
-        "min_together": found.min_together,
-        "left_out": found.left_out,
+        **shares(run),
+        "max_staleness": max(run.trained),
+        # Of the generated rollouts of each quartile of length, the share that was discarded.
+        "discarded_by_quartile": [discarded[quartile] / max(generated[quartile], 1) for quartile in range(4)],
+        "generated": len(run.generated),
+        "lost": run.lost,
     }
 
 
@@ -219,27 +195,23 @@ def beside_off(ours: dict[str, Any], off: dict[str, Any]) -> list[str]:
 
 
 def measure(row: Row, *, steps: int) -> dict[str, Any]:
-    rules = {rule: summary(simulate(row, rule, steps=steps, seed=SEED)) for rule in RULES}
-    lowest = floor_summary(clairvoyant(row, steps=steps, seed=SEED)) if row.floored else None
-    return {
-        "case": row.case,
-        "max_staleness": row.max_staleness,
-        "broadcast_steps": row.broadcast,
-        "workers": row.workers,
-        "targeted": row.targeted,
-        "missed": misses(row, rules, lowest),
-        "floor": lowest,
-        "rules": rules,
-    }
+    rules = {rule: summary(simulate(row, rule, steps=steps, seed=SEED)) for rule in sim.RULES}
+    lowest = None
+    if row.floored:
+        found = clairvoyant(row, steps=steps, seed=SEED)
+        bounds = {"least": found.least, "min_together": found.min_together, "left_out": found.left_out}
+        lowest = {"mean_staleness": found.figures.mean_staleness, **bounds}
+    own = {"targeted": row.targeted, "floor": lowest, "missed": misses(row, rules, lowest)}
+    return {**row.named, **own, "rules": rules}
 
 
 # -- hard cases --------------------------------------------------------------------------------------------------
 
 
-class CaseRule(DeadlineRule):
+class CaseRule(sim.DeadlineRule):
     """The real plane; with `round_prompts`, it also begins held-out rounds."""
 
-    def __init__(self, setting: Setting, *, round_prompts: int = 0) -> None:
+    def __init__(self, setting: sim.Setting, *, round_prompts: int = 0) -> None:
         super().__init__(setting)
         self._round_prompts = round_prompts
         self.rounds: list[int] = []
@@ -248,11 +220,11 @@ class CaseRule(DeadlineRule):
         super().published(version)
         if self._round_prompts and version and version % ROUND_EVERY == 0 and not self._plane.round.open:
             self.rounds.append(version)
-            self._plane.evaluate(VersionId(incarnation=0, version=version), [prompt(0)] * self._round_prompts)
+            self._plane.evaluate(VersionId(incarnation=0, version=version), [sim.prompt(0)] * self._round_prompts)
 
     def rate(self, worker: int, tokens_per_s: float, *, now: float) -> None:
         """Hear a worker's own report of its rate."""
-        self._plane.beat(node(worker), now=now, tokens_per_s=tokens_per_s)
+        self._plane.beat(sim.node(worker), now=now, tokens_per_s=tokens_per_s)
 
 
 class CaseRun(Run):
@@ -278,7 +250,7 @@ class CaseRun(Run):
             for _ in range(len(self._workers)):
                 self._join()
 
-    def _new(self) -> Worker:
+    def _new(self) -> sim.Worker:
         worker = super()._new()
         if self._case == "mixed":  # Together they are as fast as if all had speed 1.
             speeds = [SPREAD ** ((i + 0.5) / self._fleet.workers) for i in range(self._fleet.workers)]
@@ -287,31 +259,24 @@ class CaseRun(Run):
         return worker
 
     def _report_rate(self, worker: int, speed: float) -> None:
-        per_s = speed * MEAN_TOKENS / (self._fleet.generate * STEP_S)
+        per_s = speed * sim.MEAN_TOKENS / (self._fleet.generate * sim.STEP_S)
         self._case_rule.rate(worker, per_s, now=self._now)
 
 
 @dataclass(slots=True)
 class Engine:
-    """An engine with `places`, whose running samples keep the version of their first token."""
+    """An engine with `places`, whose running samples keep the version of their first token; some are held `ahead`."""
 
     name: int
     places: int
+    ahead: int
     held: int = 0
     running: int = 0
     queued: deque[Job] = field(default_factory=deque)
 
     @property
-    def ahead(self) -> int:
-        return -(-self.places // AHEAD)
-
-    @property
-    def missing(self) -> int:
-        return self.places + self.ahead - self.running - len(self.queued)
-
-    @property
-    def at_once(self) -> int:
-        return max(0, self.places - self.running - len(self.queued))
+    def free(self) -> int:
+        return self.places - self.running - len(self.queued)
 
 
 class PlacesRun(CaseRun):
@@ -319,7 +284,8 @@ class PlacesRun(CaseRun):
 
     def __init__(self, case: str, rule: CaseRule, fleet: Fleet, *, steps: int, seed: int) -> None:
         super().__init__(case, rule, fleet, steps=steps, seed=seed)
-        self._engines = [Engine(i, -(-fleet.workers // ENGINES)) for i in range(ENGINES)]
+        places = -(-fleet.workers // ENGINES)
+        self._engines = [Engine(i, places, -(-places // AHEAD)) for i in range(ENGINES)]
 
     def _start(self) -> None:
         for engine in self._engines:
@@ -329,11 +295,12 @@ class PlacesRun(CaseRun):
     def _changed(self) -> None:
         self._take_if_ready()
         for engine in self._engines:
-            while 2 * engine.missing >= engine.ahead and self._fill(engine):
+            while 2 * (engine.free + engine.ahead) >= engine.ahead and self._fill(engine):
                 pass
 
     def _fill(self, engine: Engine) -> int:
-        jobs = self._case_rule.ask_many(engine.name, engine.held, engine.missing, at_once=engine.at_once, now=self._now)
+        missing, at_once = engine.free + engine.ahead, max(0, engine.free)
+        jobs = self._case_rule.ask_many(engine.name, engine.held, missing, at_once=at_once, now=self._now)
         engine.queued.extend(jobs)
         self._refill(engine)
         return len(jobs)
@@ -363,7 +330,7 @@ class LockstepRun(CaseRun):
     def __init__(self, case: str, rule: CaseRule, fleet: Fleet, *, steps: int, seed: int) -> None:
         super().__init__(case, rule, fleet, steps=steps, seed=seed)
         self._places = round(fleet.workers / fleet.generate)
-        self._sample_s = STEP_S * fleet.generate / fleet.workers
+        self._sample_s = sim.STEP_S * fleet.generate / fleet.workers
         self._held = 0
         self._running: list[Job] = []
         self._next: list[Job] = []
@@ -381,13 +348,13 @@ class LockstepRun(CaseRun):
         if self._running or not self._next:
             return
         self._running, self._next = self._next, []
-        took_s = OVERHEAD * STEP_S + len(self._running) * self._sample_s
+        took_s = OVERHEAD * sim.STEP_S + len(self._running) * self._sample_s
         self._later(took_s, partial(self._drawn, took_s, self._held))
         self._later(0.0, self._changed)
 
     def _drawn(self, took_s: float, version: int) -> None:
         jobs, self._running, self._held = self._running, [], self._arrived
-        self._case_rule.rate(0, MEAN_TOKENS / took_s, now=self._now)
+        self._case_rule.rate(0, sim.MEAN_TOKENS / took_s, now=self._now)
         self._draw()
         for job in jobs:
             self._submit(0, job, Sample(1.0, version))
@@ -408,13 +375,13 @@ class Outcome:
 
 
 def simulate_case(row: Row, rule: str, *, steps: int) -> Outcome:
-    setting = replace(row.setting("deadlines"), freshness=freshness_of(rule))
+    setting = replace(row.setting("deadlines"), freshness=sim.freshness_of(rule))
     plane = CaseRule(setting, round_prompts=ROUND_BATCHES * BATCH_GROUPS if row.case == "bursts" else 0)
     kind = {"places": PlacesRun, "lockstep": LockstepRun}.get(row.case, CaseRun)
     run = kind(row.case, plane, row.fleet(ahead=True), steps=row.steps(steps), seed=SEED)
     try:
         figures = run.run()
-    except DeadlockError:
+    except sim.DeadlockError:
         return Outcome(figures=None, events=run.events)
     return Outcome(figures=figures, events=run.events)
 
@@ -423,34 +390,20 @@ def recovery(ours: Sequence[float], off: Sequence[float], event: int) -> int:
     """Return for how many of the batches after step `event` the learner waited longer than with freshness off. `ours`
     and `off` are the waits for each batch, in seconds."""
     after = slice(event, event + AFTER_EVENT)
-    return sum(one > other + LONGER_SHARE * STEP_S for one, other in zip(ours[after], off[after], strict=True))
+    return sum(one > other + LONGER_SHARE * sim.STEP_S for one, other in zip(ours[after], off[after], strict=True))
 
 
 def measure_case(row: Row, *, steps: int) -> dict[str, Any]:
     """Run both rules. `recovery_batches` is of the event after which it took longest."""
     ours, off = (simulate_case(row, rule, steps=steps) for rule in PAIR)
-    slowest = None
+    slowest, missed = None, ["deadlock"]
     if ours.figures and off.figures:
         waits = ours.figures.waits_s, off.figures.waits_s
         slowest = max((recovery(*waits, event) for event in ours.events), default=None)
+        is_slow = slowest is not None and slowest > MAX_RECOVERY
+        missed = [*["recovery"] * is_slow, *beside_off(shares(ours.figures), shares(off.figures))]
     rules = {rule: shares(one.figures) if one.figures else None for rule, one in zip(PAIR, (ours, off), strict=True)}
-    return {
-        "case": row.case,
-        "max_staleness": row.max_staleness,
-        "broadcast_steps": row.broadcast,
-        "workers": row.workers,
-        "recovery_batches": slowest,
-        "missed": case_misses(rules, slowest),
-        "rules": rules,
-    }
-
-
-def case_misses(rules: Mapping[str, dict[str, float] | None], slowest: int | None) -> list[str]:
-    ours, off = (rules[rule] for rule in PAIR)
-    if ours is None or off is None:
-        return ["deadlock"]
-    is_slow = slowest is not None and slowest > MAX_RECOVERY
-    return [*(["recovery"] if is_slow else []), *beside_off(ours, off)]
+    return {**row.named, "recovery_batches": slowest, "missed": missed, "rules": rules}
 
 
 # -- the command -------------------------------------------------------------------------------------------------
@@ -480,9 +433,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no case is named {unknown[0]!r}")
     rows = [said((measure_case if row.hard else measure)(row, steps=STEPS)) for row in rows_of(options)]
     met = not any(row["missed"] for row in rows)
-    if options.json:
-        said({"met": met, "rows": rows})
-    return 0 if met else 1
+    return ended(options, {"met": met, "rows": rows}, met=met)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import links, parser_of, said
+from benchmarks import ended, links, parser_of, said
 from benchmarks.links import LEARNER, Profile, Speaker, TransferFailed, poll, shaped
 from tests.integration.processes import fetch_status
 from tests.netns.hosts import Host, Hosts
@@ -172,8 +172,7 @@ def main() -> None:
             found = measure(options, directory)
         except TransferFailed as error:
             sys.exit(f"benchmarks.version: {error}")
-    if options.json:
-        said(found)
+    ended(options, found)
 
 
 if __name__ == "__main__":
