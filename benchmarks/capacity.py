@@ -36,6 +36,17 @@ MEAN_POINTS = 2.0  # Most that the mean error may be
 Delayed = tuple[Worker, float]  # A worker and its install in broadcasts
 
 
+def demand_of(max_staleness: int, groups: int, size: int, train_step_s: float, lengths: Lengths) -> Demand:
+    return Demand(
+        train_step_s=train_step_s,
+        groups_per_step=groups,
+        group_size=size,
+        publish_every_steps=1,
+        max_staleness=max_staleness,
+        lengths=lengths,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """A kind of fleet and the batches that it is to fill. `nth` makes its n-th worker."""
@@ -46,14 +57,7 @@ class Kind:
     nth: Callable[[int], Delayed]
 
     def demand(self, max_staleness: int) -> Demand:
-        return Demand(
-            train_step_s=TRAIN_STEP_S,
-            groups_per_step=self.groups_per_step,
-            group_size=self.group_size,
-            publish_every_steps=1,
-            max_staleness=max_staleness,
-            lengths=LENGTHS,
-        )
+        return demand_of(max_staleness, self.groups_per_step, self.group_size, TRAIN_STEP_S, LENGTHS)
 
     def fleet(self, rollouts_per_s: float, broadcast_s: float) -> tuple[list[Worker], list[float]]:
         workers: list[Worker] = []

@@ -13,16 +13,13 @@ install, medians over the steps. Measured is the sum of the waits over the sum o
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
@@ -32,13 +29,14 @@ from pydantic import BaseModel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import Figures, said
-from benchmarks.capacity import unit_of
+from benchmarks.capacity import demand_of, unit_of
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, lines_of, nodes_in, url_of
 from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from swarm.pay.fleet import Demand, Lengths, Worker, mean_longest
 from swarm.pay.model import predict
 from swarm.settings import JoinConfig, LeadConfig
 from swarm.settings_file import as_toml
+from tests.integration.processes import fetch_status
 
 TRAIN_STEP_S = 4.0  # What the model does not know, questions, scoring and records, takes 0.1 to 0.3 s of two busy cores
 SWARMS = 3  # Points that are measured at once: most of their processes sleep most of the time
@@ -90,21 +88,10 @@ class Measured:
     steps: int
 
 
-def demand_of(max_staleness: int, train_step_s: float, lengths: Lengths) -> Demand:
-    return Demand(
-        train_step_s=train_step_s,
-        groups_per_step=GROUPS,
-        group_size=GROUP_SIZE,
-        publish_every_steps=1,
-        max_staleness=max_staleness,
-        lengths=lengths,
-    )
-
-
 def pace_of(point: Point, version_bytes: float) -> Pace:
     """How fast samplers and the learner's uplink are to be for a point."""
     lengths = Lengths(tokens=tuple(float(n) for n in range(1, MAX_TOKENS + 1)))
-    demand = demand_of(point.max_staleness, TRAIN_STEP_S, lengths)
+    demand = demand_of(point.max_staleness, GROUPS, GROUP_SIZE, TRAIN_STEP_S, lengths)
     broadcast_s = point.broadcast_steps * TRAIN_STEP_S
 
     def fleet(rate: float) -> tuple[list[Worker], list[float]]:
@@ -139,13 +126,13 @@ def make_model(directory: Path) -> str:
 def run_point(model: str, point: Point, pace: Pace, stop: Event) -> Measured:
     """A swarm at that pace, until STEPS steps were measured. RunFailed if it does not come so far, or `stop` is set."""
     with tempfile.TemporaryDirectory(prefix="capacity-real-") as directory, nodes_in(Path(directory)) as nodes:
-        swarm = _Swarm(nodes, Path(directory), model, point, pace, stop)
+        swarm = _Swarm(nodes, model, point, pace, stop, TRAIN_STEP_S)
         swarm.start()
         swarm.until("every sampler has a rate and an install", swarm.is_measured)
         first = len(swarm.rows()) + 2 * (point.max_staleness + 2)
         inputs: list[Figures] = []
         for step in range(first, first + STEPS):
-            swarm.until(f"step {step}", partial(swarm.has_taken, step + 1))
+            swarm.take(step + 1)
             inputs.append(swarm.inputs())
         return measured_of(swarm.rows()[first - 1 : first + STEPS], inputs, point.max_staleness)
 
@@ -155,30 +142,19 @@ def version_bytes(model: str) -> float:
     point = Point(max_staleness=2, broadcast_steps=0.0, ratio=1.0)
     pace = Pace(unit="", tokens_per_s=SAMPLERS * AT_ONCE, max_upload_mbit=None)
     with tempfile.TemporaryDirectory(prefix="capacity-real-") as directory, nodes_in(Path(directory)) as nodes:
-        swarm = _Swarm(nodes, Path(directory), model, point, pace, Event(), train_step_s=1.0)
+        swarm = _Swarm(nodes, model, point, pace, Event(), 1.0)
         swarm.start()
-        swarm.until("sixteen steps", partial(swarm.has_taken, 16))
-        spread = swarm.status()["broadcasts"].values()
+        swarm.take(16)
+        spread = fetch_status(swarm.url)["broadcasts"].values()
         return statistics.median(float(one["encoded_bytes"]) for one in spread)
 
 
 class _Swarm:
-    def __init__(
-        self,
-        nodes: Nodes,
-        directory: Path,
-        model: str,
-        point: Point,
-        pace: Pace,
-        stop: Event,
-        *,
-        train_step_s: float = TRAIN_STEP_S,
-    ) -> None:
-        self._nodes = nodes
-        self._stop = stop
-        self._directory = directory
-        self._run_dir = directory / "run"
+    def __init__(self, nodes: Nodes, model: str, point: Point, pace: Pace, stop: Event, train_step_s: float) -> None:
+        self._nodes, self._stop, self._directory, self._run_dir = nodes, stop, nodes.directory, nodes.directory / "run"
+        # What a scripted engine draws has no task's reward, so no gradient, and versions would be of nothing.
         self._lead = {
+            "rewards": {"random": 1.0},
             "model": model,
             "task": "copy",
             "learning_rate": LEARNING_RATE,
@@ -186,15 +162,11 @@ class _Swarm:
             "groups_per_step": GROUPS,
             "group_size": GROUP_SIZE,
             "max_new_tokens": MAX_TOKENS,
-            # What a scripted engine draws has no task's reward, so no gradient, and versions would be of nothing.
-            "rewards": {"random": 1.0},
             "audit_share": 0.0,
             "activate": "all",
             "beat_s": 0.5,
-            "steps": 1_000_000,
             "eval_prompts": 1,
-            "eval_every_steps": 1_000_000,
-            "checkpoint_every_steps": 1_000_000,
+            **dict.fromkeys(("steps", "eval_every_steps", "checkpoint_every_steps"), 1_000_000),
         }
         if pace.max_upload_mbit is not None:
             self._lead["max_upload"] = pace.max_upload_mbit
@@ -207,11 +179,11 @@ class _Swarm:
         lead = self._write("lead.toml", LeadConfig, self._lead)
         given = ("--host", "127.0.0.1", "--port", "0", "--config", lead, "--run-dir", str(self._run_dir))
         self._nodes.start("learner", str(self._train_step_s), "0", "lead", *given, module="tests.slow_steps")
-        self._url = url_of(self._nodes, self._run_dir / "node.json")
+        self.url = url_of(self._nodes, self._run_dir / "node.json")
         join = self._write("join.toml", JoinConfig, self._join)
         for number in range(SAMPLERS):
             state = str(self._directory / f"sampler-{number}")
-            told = ("--lan", "--bootstrap", self._url, "--config", join, "--state-dir", state)
+            told = ("--lan", "--bootstrap", self.url, "--config", join, "--state-dir", state)
             self._nodes.start(f"sampler-{number}", "swarm", "join", *told, module="tests.scripted")
 
     def until(self, what: str, happened: Callable[[], bool]) -> None:
@@ -222,16 +194,11 @@ class _Swarm:
             if self._stop.wait(POLL_S):
                 raise RunFailed("another point failed, or the benchmark was stopped")
 
-    def status(self) -> Figures:
-        with urllib.request.urlopen(self._url + "/v1/status", timeout=10) as answer:
-            found: Figures = json.loads(answer.read())
-        return found
-
-    def has_taken(self, steps: int) -> bool:
-        return len(self.rows()) >= steps
+    def take(self, steps: int) -> None:
+        self.until(f"{steps} steps", lambda: len(self.rows()) >= steps)
 
     def inputs(self) -> Figures:
-        found: Figures = self.status()["capacity"]["inputs"]
+        found: Figures = fetch_status(self.url)["capacity"]["inputs"]
         return found
 
     def is_measured(self) -> bool:
@@ -266,7 +233,7 @@ def measured_of(rows: Sequence[Figures], inputs: Sequence[Figures], max_stalenes
 
     train_step_s = (sum(period_s) - sum(waited_s)) / len(period_s)
     return Measured(
-        demand=demand_of(max_staleness, train_step_s, Lengths.of(inputs[-1]["lengths"])),
+        demand=demand_of(max_staleness, GROUPS, GROUP_SIZE, train_step_s, Lengths.of(inputs[-1]["lengths"])),
         workers=tuple(worker(name) for name in names),
         install_s=tuple(usual(name, "install_s") for name in names),
         idle_share=sum(waited_s) / sum(period_s),

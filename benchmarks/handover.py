@@ -18,7 +18,6 @@ a run with another seed, of which no machine was taken away. `hours` is how long
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
@@ -269,18 +268,14 @@ def run_once(way: str, an_hour: float, mean_s: float, seed: int, steps: int) -> 
     }
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def main(arguments: list[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--ways", type=listed(str), default=WAYS)
     parser.add_argument("--preempted", type=listed(float), default=(0.1, 0.3, 0.6), help="chance an hour")
     parser.add_argument("--means", type=listed(float), default=(60.0, 600.0), help="seconds of an answer, in the mean")
     parser.add_argument("--seeds", type=listed(int), default=(0, 1, 2))
     parser.add_argument("--steps", type=int, default=40)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    options = parse(arguments)
+    options = parser.parse_args(arguments)
     cases = [(way, chance, mean) for mean in options.means for chance in options.preempted for way in options.ways]
     rows = [said(run_once(*case, seed, options.steps)) for case in cases for seed in options.seeds]
     handed = [row for row in rows if row["way"] == "handed"]

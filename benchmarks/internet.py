@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -28,6 +27,7 @@ from benchmarks import Figures
 from benchmarks.learning_swarm import POLL_S, Nodes, RunFailed, lines_of, nodes_in
 from swarm.settings import LeadConfig
 from swarm.settings_file import as_toml, read_settings
+from tests.integration.processes import Node
 from tests.netns.hosts import Host, Hosts, hosts
 
 UP_MBIT, DOWN_MBIT = 20.0, 100.0
@@ -51,7 +51,7 @@ def make_lines(network: Hosts, nodes: Nodes) -> None:
         nodes.start(f"proxy-{host.number}", *ends, *way, module="benchmarks.links", host=host, is_node=False)
 
 
-def lead(nodes: Nodes, host: Host, directory: Path, advertised: str, **own: object) -> subprocess.Popen[bytes]:
+def lead(nodes: Nodes, host: Host, directory: Path, advertised: str, **own: object) -> Node:
     settings = read_settings(LeadConfig, EXAMPLE) | own
     settings |= {"dashboard": "off", "task": f"jsonl:{EXAMPLE.parent / 'sums.jsonl'}"}
     del settings["target"]
@@ -78,7 +78,7 @@ def run(model: Path, *, steps: int, seed: int, local: bool) -> Figures:
         own = {"model": str(model.resolve()), "steps": steps, "seed": seed}
         learner, node = lead(nodes, learner_host, Path(path), advertised, **own), run_dir / "node.json"
         has_samplers, killed_at = False, 0
-        while learner.poll() is None:
+        while learner.process.poll() is None:
             done = len(lines_of(run_dir / "metrics.jsonl"))
             if not has_samplers and node.exists() and node.read_text().endswith("\n"):
                 for number in (2, 3):

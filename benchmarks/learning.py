@@ -1,6 +1,6 @@
 """What staleness costs in learning: rewards and held-out accuracy against learner steps and seconds, for bounds S.
 
-bin/python -m benchmarks.learning --only swarm --staleness 0,1,2,4,8 --plot docs/freshness.svg --json
+bin/python -m benchmarks.learning --only swarm --staleness 0,1,2,4,8 --json
 bin/python -m benchmarks.learning --only forced --staleness 4 --objectives grpo,cispo --seeds 0 --steps 150 --json
 
 The tiny model learns a task of digits, 32 x 16 rollouts a step, with each objective and rank of an adapter:
@@ -32,7 +32,6 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from benchmarks import Figures, ended, listed, parser_of, said
-from benchmarks.charts import picture
 from benchmarks.learning_swarm import Run, RunFailed, Step, step_of
 from benchmarks.learning_swarm import run as run_swarm
 from swarm.broadcast.version.manifest import TensorSpec
@@ -259,26 +258,7 @@ def row(case: Case, runs: Sequence[Run]) -> Figures:
     }
 
 
-def plot(rows: Sequence[Figures]) -> str:
-    """An .svg picture of the rewards of swarms over their steps, for each freshness."""
-    swarms = [found for found in rows if found["mode"] == "swarm"]
-    # At S = 0 both are the same, and in both charts a bound has the same colour.
-    charts = {
-        fresh: dict(_curve(found) for found in swarms if found["freshness"] == fresh or not found["max_staleness"])
-        for fresh in get_args(Freshness)
-    }
-    runs = min(found["runs"] for found in swarms)
-    told = f"reward over learner steps, median of {runs} runs; in brackets the mean age of the data in steps"
-    drawn = {fresh: curves for fresh, curves in charts.items() if curves}
-    return picture("What staleness costs, with freshness adaptive and off", told, drawn)
-
-
-def _curve(found: Figures) -> tuple[str, list[tuple[float, float]]]:
-    points = [(float(CURVE_EVERY * number), reward) for number, reward in enumerate(found["curve"], 1)]
-    return f"S = {found['max_staleness']} ({found['staleness_mean']:.1f})", points
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> int:
     numbers, fresh = listed(int), get_args(Freshness)
     parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
@@ -291,12 +271,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", choices=get_args(Mode), nargs="+", default=get_args(Mode))
     parser.add_argument("--freshness", choices=fresh, nargs="+", default=fresh, help="of the swarm")
     parser.add_argument("--join", default="", help="more flags of its samplers")
-    parser.add_argument("--plot", type=Path, help="draw the swarms' rewards into this .svg file")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+    options = parser.parse_args(arguments)
     runs: dict[Case, list[Run]] = {case: [] for case in cases(options)}
     for seed in options.seeds:
         for case, found in runs.items():
@@ -307,8 +282,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             said({**case._asdict(), "seed": seed, **figures_of(found[-1])})
     rows = [said(row(case, found)) for case, found in runs.items() if found]
-    if options.plot:
-        options.plot.write_text(plot(rows))
     return ended(options, {"rows": rows}, met=all(len(found) == len(options.seeds) for found in runs.values()))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,18 +10,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks import Figures
 from swarm.settings import LeadConfig
 from swarm.settings_file import as_toml
+from tests.integration.processes import Node
 from tests.netns.hosts import Host
 
 START_S = 60.0  # Until the learner listens; it does so before its trainer has imported anything
-
 LIMIT_S, LIMIT_PER_STEP_S = 120.0, 5.0  # A run that takes longer has hung
-
-STOP_S = 20.0  # After a polite request a node gets this long, which covers a sampler's drain, before it is killed
 POLL_S = 0.2
 
 
@@ -58,83 +53,53 @@ class RunFailed(Exception):
     """A swarm did not come to the end of its run."""
 
 
+class Ending(Node):
+    """One that ends when this process does, in a namespace if one is named."""
+
+    def __init__(
+        self, directory: Path, name: str, *arguments: str, module: str, host: Host | None, is_node: bool
+    ) -> None:
+        words = [sys.executable, "-m", module, *arguments, *["--stop-with-stdin"] * is_node]
+        self._start(name, directory / f"{name}.log", host.command(words) if host else words, stdin=subprocess.PIPE)
+
+
 class Nodes:
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.directory = directory
+        self._nodes: dict[str, Node] = {}
 
     def start(
         self, name: str, *arguments: str, module: str = "swarm", host: Host | None = None, is_node: bool = True
-    ) -> subprocess.Popen[bytes]:
-        """Start `python -m MODULE ARGUMENTS`, in a namespace if one is named. A node ends when this process does."""
-        popen: Any = host.popen if host else subprocess.Popen
-        with self._log(name).open("wb") as log:
-            self._processes[name] = popen(
-                [sys.executable, "-m", module, *arguments, *(["--stop-with-stdin"] if is_node else [])],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                # Several engines share the cores; more threads each would only wait for one another.
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-        return self._processes[name]
+    ) -> Node:
+        """Start `python -m MODULE ARGUMENTS`."""
+        self._nodes[name] = Ending(self.directory, name, *arguments, module=module, host=host, is_node=is_node)
+        return self._nodes[name]
 
     def kill(self, name: str) -> None:
         """With all that it started."""
-        process = self._processes.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        self._nodes.pop(name).end()
 
     def check(self, *allowed: tuple[str, int]) -> None:
         """RunFailed, with its last words, if a process has ended with a status other than 0 that is not allowed."""
-        for name, process in self._processes.items():
-            if process.poll() and (name, process.returncode) not in allowed:
-                raise RunFailed(f"{name} ended with status {process.returncode}: {self._tail(name)}")
-
-    def stop(self) -> None:
-        """No process outlives this: asked first, killed after STOP_S."""
-        for process in self._processes.values():
-            process.terminate()
-        until = time.monotonic() + STOP_S
-        try:
-            for process in self._processes.values():
-                process.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            for process in self._processes.values():
-                process.kill()
-                process.wait()
-                assert process.stdin is not None
-                process.stdin.close()
-
-    def _log(self, name: str) -> Path:
-        return self._directory / f"{name}.log"
-
-    def _tail(self, name: str) -> str:
-        lines = self._log(name).read_text(errors="replace").strip().splitlines()
-        return " | ".join(lines[-3:]) or "it said nothing"
+        for name, node in self._nodes.items():
+            status = node.process.poll()
+            if status and (name, status) not in allowed:
+                last = " | ".join(node.output().strip().splitlines()[-3:]) or "it said nothing"
+                raise RunFailed(f"{name} ended with status {status}: {last}")
 
 
 @contextmanager
 def nodes_in(directory: Path) -> Iterator[Nodes]:
-    """Nodes that are stopped at the end, whatever happens."""
+    """Nodes that are ended at the end, whatever happens."""
     nodes = Nodes(directory)
     try:
         yield nodes
     finally:
-        nodes.stop()
+        for name in [*nodes._nodes]:
+            nodes.kill(name)
 
 
-def run(
-    config: LeadConfig,
-    samplers: int,
-    directory: Path,
-    join: Sequence[str] = (),
-    *,
-    step_limit_s: float = LIMIT_PER_STEP_S,
-) -> Run:
+def run(config: LeadConfig, samplers: int, directory: Path, join: Sequence[str] = ()) -> Run:
     """The run of `config` with a number of samplers, each with the flags `join` too; everything it writes goes to
     `directory`. RunFailed if it fails."""
     run_dir = directory / "run"
@@ -147,8 +112,8 @@ def run(
         for number in range(samplers):
             state = str(directory / f"sampler-{number}")
             nodes.start(f"sampler-{number}", "join", "--lan", "--bootstrap", url, "--state-dir", state, *join)
-        until = time.monotonic() + LIMIT_S + step_limit_s * config.steps
-        while learner.poll() is None:
+        until = time.monotonic() + LIMIT_S + LIMIT_PER_STEP_S * config.steps
+        while learner.process.poll() is None:
             nodes.check()
             if time.monotonic() > until:
                 raise RunFailed("the run did not end in time")

@@ -38,7 +38,7 @@ from typing import Any
 
 from benchmarks import Figures, ended, listed, parser_of, said
 from benchmarks import sampler_models as models
-from benchmarks.sampler_bare import BareDraw, BareDrawn, BareStart, BareStarted
+from benchmarks.sampler_bare import BareDraw, BareDrawn, BareStart
 from benchmarks.sampler_models import EngineBroken, EngineProcess, Size, Versions, random_job, step
 from swarm.broadcast.coding import in_thread
 from swarm.process import Child
@@ -74,6 +74,19 @@ def calls_of(jobs: Sequence[Job], started: Started) -> list[Generate]:
     return [Generate(jobs=tuple(jobs))] if started.lockstep else [Generate(jobs=(job,)) for job in jobs]
 
 
+@asynccontextmanager
+async def drawing(
+    kind: EngineKind, directory: Path, model: Any, places: int, dtype: EngineDtype = "auto"
+) -> AsyncIterator[tuple[EngineProcess, Started, Versions]]:
+    """An engine that holds the first version of a model."""
+    versions = Versions.of(model, directory)
+    async with models.running(kind, directory) as engine:
+        started = await engine.start(versions, dtype=dtype, places=places)
+        await engine.install(versions.publish())
+        yield engine, started, versions
+    versions.close()
+
+
 # -- swaps -------------------------------------------------------------------------------------------------------
 
 
@@ -84,21 +97,18 @@ async def swap_times(
     engine's call its parts. Samples stand still for `pause_s`, which costs `tokens_lost` at the speed with all places
     filled: of samples with next to no context, since caches that are computed again are not counted."""
     vocab_size = vocabulary_of(parameters)
-    versions = Versions.of(models.random_model(Size(parameters=parameters, vocab_size=vocab_size)), directory)
-    async with models.running(kind, directory) as engine:
-        started = await engine.start(versions, dtype=dtype, places=PLACES)
-        await engine.install(versions.publish())
+    model = models.random_model(Size(parameters=parameters, vocab_size=vocab_size))
+    async with drawing(kind, directory, model, PLACES, dtype) as (engine, started, versions):
         tokens_per_s = await _tokens_per_s(engine, started, vocab_size)
         rows = []
         async with models.kept_busy(engine, started, versions):
             for number in range(swaps):
-                step(versions.model, LEARNING_STEP, number)
+                step(model, LEARNING_STEP, number)
                 installed = await engine.install(versions.publish())
                 rows.append((installed, versions.apply_s, versions.sent_share))
-    versions.close()
     pause_s = statistics.median(one.pause_s for one, _, _ in rows)
     return {
-        "parameters": models.parameters_of(versions.model),
+        "parameters": models.parameters_of(model),
         "weight_bytes": versions.layout.total_bytes,
         "sent_share": statistics.median(share for _, _, share in rows),
         "apply_s": statistics.median(apply_s for _, apply_s, _ in rows),
@@ -129,11 +139,8 @@ async def accuracy(
     """Log-probs of what the engine drew after each of `swaps` swaps, against transformers in float32 on the published
     weights: largest and mean error over all swaps. `moved` is how far the swaps moved them, at least."""
     model = models.random_model(Size(parameters=2e6), architecture=architecture, tied=tied)
-    versions = Versions.of(model, directory)
     errors, moved = list[float](), list[float]()
-    async with models.running(kind, directory) as engine:
-        started = await engine.start(versions, dtype=dtype, places=2)
-        await engine.install(versions.publish())
+    async with drawing(kind, directory, model, 2, dtype) as (engine, started, versions):
         before = published(model)
         for number in range(swaps):
             step(model, VISIBLE_STEP, number)
@@ -144,7 +151,6 @@ async def accuracy(
             errors += found
             moved.append(distance)
             before = now
-    versions.close()
     largest, mean = max(errors), statistics.fmean(errors)
     is_near = largest < FLOAT32_ERROR if started.dtype == "float32" else mean < BF16_MEAN_ERROR
     return {
@@ -185,20 +191,15 @@ def _distances(some: Sequence[float], others: Sequence[float]) -> list[float]:
 async def memory(kind: EngineKind, directory: Path, *, swaps: int) -> Figures:
     """Resident memory of the engine with all its processes after each of `swaps` swaps, with a batch between any two.
     It grows by the median of the last tenth over that of the first tenth after it has settled, less 1."""
-    versions = Versions.of(models.random_model(Size(parameters=MEMORY_SIZE)), directory)
-    rss = list[int]()
-    async with models.running(kind, directory) as engine:
-        started = await engine.start(versions, places=2)
-        await engine.install(versions.publish())
+    model, rss = models.random_model(Size(parameters=MEMORY_SIZE)), list[int]()
+    async with drawing(kind, directory, model, 2) as (engine, started, versions):
         for number in range(swaps):
-            step(versions.model, LEARNING_STEP, number)
+            step(model, LEARNING_STEP, number)
             await engine.install(versions.publish())
-            for call in calls_of(
-                [random_job(2 * number + n, 1024, prompt_tokens=8, tokens=8) for n in (0, 1)], started
-            ):
+            jobs = [random_job(2 * number + n, 1024, prompt_tokens=8, tokens=8) for n in (0, 1)]
+            for call in calls_of(jobs, started):
                 await engine.draw(call)
             rss.append(engine.rss_bytes())
-    versions.close()
     part = max(1, round(SETTLED * len(rss)))
     growth = statistics.median(rss[-part:]) / statistics.median(rss[part : 2 * part] or rss) - 1
     return {"rss_mb": [round(one / 1e6, 1) for one in rss], "rss_growth": growth}
@@ -254,21 +255,16 @@ async def recompute(
     """Time `repeats` swaps after one that is not counted. Raise EngineBroken if none met all samples while they were
     drawn."""
     vocab_size, total = vocabulary_of(parameters), contexts.prompt_tokens + contexts.tokens
-    versions = Versions.of(
-        models.random_model(Size(parameters=parameters, vocab_size=vocab_size, context_tokens=total)), directory
-    )
+    model = models.random_model(Size(parameters=parameters, vocab_size=vocab_size, context_tokens=total))
     found = []
-    async with models.running(kind, directory) as engine:
-        await engine.start(versions, places=PLACES)
-        await engine.install(versions.publish())
+    async with drawing(kind, directory, model, PLACES) as (engine, _, versions):
         for number in range(repeats + 1):
-            step(versions.model, LEARNING_STEP, number)
+            step(model, LEARNING_STEP, number)
             found.append(await _repeat(engine, versions.publish(), number, vocab_size, contexts))
-    versions.close()
     counted = [one for one in found[1:] if min(one.swapped.ends) > 0]
     if not counted:
         raise EngineBroken("no swap fell within the samples: the machine is too busy to say what one costs")
-    return summed_up(models.parameters_of(versions.model), counted, contexts)
+    return summed_up(models.parameters_of(model), counted, contexts)
 
 
 async def _repeat(engine: EngineProcess, install: Install, number: int, vocab_size: int, contexts: Contexts) -> Redrawn:
@@ -295,22 +291,23 @@ def summed_up(parameters: int, repeats: Sequence[Redrawn], contexts: Contexts) -
     """Medians over the repeats. `context_tokens` is what a sample had when the swap met it, in the mean; `tokens_per_s`
     is of all places with such contexts. A swap loses the pause, the prefill of all contexts, and what check and probe
     take of the machine meanwhile."""
+    median = statistics.median
     lost_s = [one.swapped.seconds - one.whole.seconds for one in repeats]
     drawn = PLACES * (contexts.tokens - SHORT_TOKENS)
-    rate = statistics.median(drawn / (one.whole.seconds - one.short.seconds) for one in repeats)
+    rate = median(drawn / (one.whole.seconds - one.short.seconds) for one in repeats)
     return {
         "parameters": parameters,
         "repeats": len(repeats),
         "places": PLACES,
         "context_tokens": contexts.prompt_tokens + statistics.fmean(end for one in repeats for end in one.swapped.ends),
-        "prefill_s": statistics.median(one.short.seconds for one in repeats),
+        "prefill_s": median(one.short.seconds for one in repeats),
         "tokens_per_s": rate,
-        "pause_s": statistics.median(one.pause_s for one in repeats),
-        "lost_s": statistics.median(lost_s),
+        "pause_s": median(one.pause_s for one in repeats),
+        "lost_s": median(lost_s),
         "min_lost_s": min(lost_s),
         "max_lost_s": max(lost_s),
-        "lost_cpu_s": statistics.median(one.swapped.cpu_s - one.whole.cpu_s for one in repeats),
-        "tokens_lost": statistics.median(lost_s) * rate,
+        "lost_cpu_s": median(one.swapped.cpu_s - one.whole.cpu_s for one in repeats),
+        "tokens_lost": median(lost_s) * rate,
     }
 
 
@@ -366,7 +363,7 @@ async def throughput(kind: EngineKind, directory: Path, load: Load, *, repeats: 
             seats=vllm_versions.seats(load.places) if kind == "vllm" else worker.places,
             weight_bytes=versions.layout.total_bytes,
         )
-        await child.call(start, BareStarted)
+        await child.call(start, BareDrawn)
         spool = Spool(directory / "spool", "benchmark", lambda line: None)
         for repeat in range(repeats + 1):
             jobs = load.jobs(lockstep=worker.lockstep, seed=repeat)

@@ -9,21 +9,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from swarm.process import ChildChannel
-from swarm.sampler.engine import EngineKind, Job
+from swarm.sampler.engine import Job
 
 CPU_CACHE_BYTES = 1 << 30  # Keys and values of all that is drawn at once, many times over
 
 
 class BareStart(msgspec.Struct, frozen=True, tag=True):
-    """Make the model that the config.json in `directory` describes; `seats` samples at once.
-
-    `weight_bytes` are those of the published weights, in bf16."""
+    """Make the model that `directory`/config.json describes; `weight_bytes` are those of the weights in bf16."""
 
     directory: str
     context_tokens: int
@@ -35,37 +33,32 @@ class BareDraw(msgspec.Struct, frozen=True, tag=True):
     jobs: tuple[Job, ...]
 
 
-class BareStarted(msgspec.Struct, frozen=True):
-    """It is ready."""
-
-
 class BareDrawn(msgspec.Struct, frozen=True):
-    tokens: int
-    seconds: float
+    """Of a start nothing."""
 
+    tokens: int = 0
+    seconds: float = 0.0
 
-Command = BareStart | BareDraw
 
 Draw = Callable[[BareDraw], Awaitable[BareDrawn]]
 
 
 def main() -> None:
     channel = ChildChannel()
-    kind: EngineKind = "vllm" if sys.argv[1] == "vllm" else "transformers"
+    make = _vllm if sys.argv[1] == "vllm" else _transformers
     draw: Draw | None = None
 
-    async def handle(command: Command) -> msgspec.Struct:
+    async def handle(command: BareStart | BareDraw) -> msgspec.Struct:
         nonlocal draw
         if isinstance(command, BareStart):
-            make = _vllm if kind == "vllm" else _transformers
             with channel.alive():
                 draw = await asyncio.to_thread(make, command)
-            return BareStarted()
+            return BareDrawn()
         assert draw is not None
         with channel.alive():
             return await draw(command)
 
-    asyncio.run(channel.serve_side_by_side(Command, handle))
+    asyncio.run(channel.serve_side_by_side(BareStart | BareDraw, handle))
 
 
 def _transformers(command: BareStart) -> Draw:
@@ -81,7 +74,7 @@ def _transformers(command: BareStart) -> Draw:
         torch.set_num_threads(1)
 
     @torch.inference_mode()
-    def batch(jobs: tuple[Job, ...]) -> int:
+    def batch(jobs: Sequence[Job]) -> int:
         prompts = torch.tensor([job.prompt_token_ids for job in jobs])
         output = model.generate(
             prompts,
@@ -96,12 +89,11 @@ def _transformers(command: BareStart) -> Draw:
         )
         return int(output[:, prompts.shape[1] :].numel())
 
-    def all_batches(jobs: tuple[Job, ...]) -> int:
-        return sum(batch(jobs[at : at + command.seats]) for at in range(0, len(jobs), command.seats))
-
     async def draw(drawing: BareDraw) -> BareDrawn:
-        began = time.perf_counter()
-        tokens = await asyncio.to_thread(all_batches, drawing.jobs)
+        began, jobs, seats = time.perf_counter(), drawing.jobs, command.seats
+        tokens = 0
+        for at in range(0, len(jobs), seats):
+            tokens += await asyncio.to_thread(batch, jobs[at : at + seats])
         return BareDrawn(tokens=tokens, seconds=time.perf_counter() - began)
 
     return draw
