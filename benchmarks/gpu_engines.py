@@ -164,12 +164,12 @@ class Sampler:
     async def install(self, *, as_changes: bool = False) -> Installed:
         self.number += 1
         command = Install(
-            version=_id(self.number),
+            version=VersionId(incarnation=0, version=self.number),
             path=str(self.version.path),
             tensor_sums=self.version.sums,
             # A node has proven the file of any but the first version as it was received.
             proven=self.number > 0,
-            since=_id(self.number - 1) if as_changes else None,
+            since=VersionId(incarnation=0, version=self.number - 1) if as_changes else None,
             changed=str(self._learner.changed[self.number % 2]) if as_changes else "",
         )
         return await self._engine.install(command)
@@ -186,14 +186,6 @@ class Sampler:
         done: Generated = await self._engine.draw(Generate(jobs=tuple(jobs)))
         drawn = sum(len(ints(sampled.token_ids)) for sampled in done.samples)
         return list(zip(jobs, done.samples, strict=True)), drawn / done.seconds
-
-    @property
-    def swaps_between_draws(self) -> bool:
-        return self.started.lockstep
-
-
-def _id(number: int) -> VersionId:
-    return VersionId(incarnation=0, version=number)
 
 
 async def agreement(sampler: Sampler, learner: Learner) -> Figures:
@@ -220,7 +212,7 @@ async def swapping(sampler: Sampler, learner: Learner, swaps: int) -> Figures:
     drawn, before = await sampler.draw()
     apart_s = len(drawn) * len(ints(drawn[0][1].token_ids)) / before / (swaps + 1)
     began_at = sampler.number
-    if sampler.swaps_between_draws:
+    if sampler.started.lockstep:
         installs = [await sampler.install(as_changes=bool(number % 2)) for number in range(swaps)]
         drawn, beneath = await sampler.draw()
     else:

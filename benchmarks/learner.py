@@ -29,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,6 +38,7 @@ from typing import Any, Literal
 
 import msgspec
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks import Figures, ended, listed, parser_of, said
 from benchmarks.sampler_models import QWEN3_TIED, REAL_VOCABULARY, Size, random_model
@@ -199,28 +201,21 @@ def bare_step(work: Work, model: Any, rules: TrainerConfig) -> Step:
     return step
 
 
-def _padded(
-    groups: Sequence[TrainGroup], budget: int, device: torch.device
-) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def _padded(groups: Sequence[TrainGroup], budget: int, device: torch.device) -> list[list[torch.Tensor]]:
     """Token ids, attention mask and labels in the order of arrival, as many rows at a time as the longest allows."""
-    rows = [
-        (torch.tensor([*prompt, *torch.frombuffer(bytearray(r.token_ids), dtype=torch.int32).tolist()]), len(prompt))
-        for group in groups
-        for prompt in [group.prompt_token_ids]
-        for r in group.rollouts
+    rows = []
+    for group in groups:
+        for rollout in group.rollouts:
+            tokens = torch.tensor([*group.prompt_token_ids, *array("i", rollout.token_ids)])
+            labels = tokens.clone()
+            labels[: len(group.prompt_token_ids)] = -100
+            rows.append((tokens, torch.ones_like(tokens), labels))
+    size = max(1, budget // max(len(tokens) for tokens, *_ in rows))
+    parts = [zip(*rows[at : at + size], strict=True) for at in range(0, len(rows), size)]
+    return [
+        [pad_sequence([*kind], True, fill).to(device) for kind, fill in zip(part, (0, 0, -100), strict=True)]
+        for part in parts
     ]
-    size = max(1, budget // max(len(tokens) for tokens, _ in rows))
-    made = []
-    for at in range(0, len(rows), size):
-        part = rows[at : at + size]
-        token_ids = torch.zeros((len(part), max(len(tokens) for tokens, _ in part)), dtype=torch.long)
-        attention, labels = torch.zeros_like(token_ids), torch.full_like(token_ids, -100)
-        for line, (tokens, prompt) in enumerate(part):
-            token_ids[line, : len(tokens)] = tokens
-            attention[line, : len(tokens)] = 1
-            labels[line, prompt : len(tokens)] = tokens[prompt:]
-        made.append((token_ids.to(device), attention.to(device), labels.to(device)))
-    return made
 
 
 def _now(device: torch.device) -> float:

@@ -79,7 +79,7 @@ async def drawing(
     kind: EngineKind, directory: Path, model: Any, places: int, dtype: EngineDtype = "auto"
 ) -> AsyncIterator[tuple[EngineProcess, Started, Versions]]:
     """An engine that holds the first version of a model."""
-    versions = Versions.of(model, directory)
+    versions = Versions(model, directory)
     async with models.running(kind, directory) as engine:
         started = await engine.start(versions, dtype=dtype, places=places)
         await engine.install(versions.publish())
@@ -354,7 +354,7 @@ async def throughput(kind: EngineKind, directory: Path, load: Load, *, repeats: 
     runs."""
     size = Size(parameters=load.parameters, vocab_size=load.vocab_size, context_tokens=load.context_tokens)
     model = models.random_model(size)
-    versions = Versions.of(model, directory)
+    versions = Versions(model, directory)
     node, bare = list[Repeat](), list[Repeat]()
     async with _node(kind, directory, versions, load) as worker, _bare(kind, directory) as child:
         start = BareStart(

@@ -11,9 +11,8 @@ import asyncio
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -27,7 +26,6 @@ from swarm.broadcast.encoding import by_threads
 from swarm.broadcast.publishing import PublishedVersions
 from swarm.broadcast.store.store import VersionStore
 from swarm.broadcast.store.weight_map import WeightMap
-from swarm.broadcast.version.manifest import Layout
 from swarm.learner.checkpoint.model_files import layout_of, save_small_files, stream_tensors, write_staging
 from swarm.learner.tiny import tiny_tokenizer
 from swarm.net.signing import SigningKey
@@ -155,58 +153,42 @@ def ints(content: bytes) -> list[int]:
     return array("i", content).tolist()
 
 
-@dataclass(slots=True, kw_only=True)
 class Versions:
-    """The versions of a model: published on a learner's disk, handed to a receiver's, applied to its weight map."""
+    """The versions of a model: published on a learner's disk, handed to a receiver's, applied to its weight map.
+    `sent_share`: bytes of the newest version as it was sent, of those of the weights."""
 
-    model: Any
-    layout: Layout
-    files_dir: Path
-    staging: Path
-    published: PublishedVersions
-    store: VersionStore
-    weights: WeightMap
-    pool: ThreadPoolExecutor = field(default_factory=coding_pool)
-    number: int = -1
-    apply_s: float = 0.0
-    sent_share: float = 0.0  # Bytes of the newest version as it was sent, of those of the weights
-
-    @classmethod
-    def of(cls, model: Any, directory: Path) -> Versions:
+    def __init__(self, model: Any, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        layout = layout_of(stream_tensors(model), save_small_files(model, tiny_tokenizer(), directory / "model"))
-        store = VersionStore(directory / "received", KEY.public_bytes)
-        store.set_layout(encode(layout), layout)
-        return cls(
-            model=model,
-            layout=layout,
-            files_dir=directory / "model",
-            staging=directory / "staging.bin",
-            published=PublishedVersions(directory / "published", KEY, layout),
-            store=store,
-            weights=WeightMap(store.directory, layout, KEY.public_bytes),
-        )
+        self.model, self.files_dir = model, directory / "model"
+        self.layout = layout_of(stream_tensors(model), save_small_files(model, tiny_tokenizer(), self.files_dir))
+        self._staging = directory / "staging.bin"
+        self._published = PublishedVersions(directory / "published", KEY, self.layout)
+        self._store = VersionStore(directory / "received", KEY.public_bytes)
+        self._store.set_layout(encode(self.layout), self.layout)
+        self.weights = WeightMap(self._store.directory, self.layout, KEY.public_bytes)
+        self._pool = coding_pool()
+        self.number, self.apply_s, self.sent_share = -1, 0.0, 0.0
 
     def publish(self) -> Install:
         """Make the next version of what the model is now, apply it to the map, and say how an engine installs it."""
         self.number += 1
-        write_staging(stream_tensors(self.model), self.staging)
+        write_staging(stream_tensors(self.model), self._staging)
         version = VersionId(incarnation=0, version=self.number)
-        made = self.published.publish(self.staging, version, CHUNK_BYTES, by_threads(self.pool))
-        held = self.store.begin(made)
+        made = self._published.publish(self._staging, version, CHUNK_BYTES, by_threads(self._pool))
+        held = self._store.begin(made)
         for index in range(len(held.chunks.spans)):
             if not held.chunks.has(index):
                 assert held.chunks.put(index, made.chunks.chunk(index))
         began = time.perf_counter()
-        self.weights.apply(held, self.pool)
+        self.weights.apply(held, self._pool)
         self.apply_s = time.perf_counter() - began
         self.sent_share = made.table.encoded_bytes / self.layout.total_bytes
         return Install(version=version, path=str(self.weights.path), tensor_sums=made.table.tensor_sums)
 
     def close(self) -> None:
         self.weights.close()
-        self.published.weights.close()
-        self.pool.shutdown()
+        self._published.weights.close()
+        self._pool.shutdown()
 
 
 class Masters:
@@ -269,7 +251,7 @@ class EngineProcess:
 
     def __init__(self, kind: EngineKind, directory: Path, module: str = "swarm.sampler.engine_child") -> None:
         self.log = directory / "engine.log"
-        self._child = Child("engine", module, kind, log=self.log, hang_s=HANG_S)
+        self.child = Child("engine", module, kind, log=self.log, hang_s=HANG_S)
 
     async def start(self, versions: Versions, *, places: int, dtype: EngineDtype = "auto") -> Started:
         """Build the model on the CPU; `places` samples at once."""
@@ -282,12 +264,12 @@ class EngineProcess:
         return await self.launch(command)
 
     async def launch(self, command: Start) -> Started:
-        await self._child.start()
-        return await self._child.call(command, Started)
+        await self.child.start()
+        return await self.child.call(command, Started)
 
     async def install(self, command: Install) -> Installed:
         """EngineBroken if the engine cannot prove that it holds the version."""
-        match await self._child.call(command, Installed | NotInstalled):
+        match await self.child.call(command, Installed | NotInstalled):
             case Installed() as installed:
                 return installed
             case NotInstalled(why=why):
@@ -295,16 +277,13 @@ class EngineProcess:
         raise AssertionError
 
     async def draw(self, command: Generate) -> Generated:
-        return await self._child.call(command, Generated)
+        return await self.child.call(command, Generated)
 
     def rss_bytes(self) -> int:
-        return int(sum(one.memory_info().rss for one in family_of(self._child.pid)))
+        return int(sum(one.memory_info().rss for one in family_of(self.child.pid)))
 
     def cpu_s(self) -> float:
-        return cpu_seconds(self._child.pid)
-
-    async def stop(self) -> None:
-        await self._child.stop()
+        return cpu_seconds(self.child.pid)
 
 
 @asynccontextmanager
@@ -315,7 +294,7 @@ async def running(
     try:
         yield engine
     finally:
-        await engine.stop()
+        await engine.child.stop()
 
 
 @asynccontextmanager

@@ -19,8 +19,8 @@ first out, both of which hand out work only to a worker that is free. Cases, eac
   than with off, by more than 0.5 % of a step.
 
 The floor (staleness_floor.py) is the mean staleness of a clairvoyant scheduler that never lets the learner wait, where
-S >= 2 and T_bcast + T_gen + kappa - 1 < S steps. Each row names the targets that it missed (`misses`, `measure_case` and
-`beside_off` say what they are); exit status 1 if there are any.
+S >= 2 and T_bcast + T_gen + kappa - 1 < S steps. Each row names the targets that it missed (`misses`, `beside_off`);
+exit status 1 if there are any.
 """
 
 from __future__ import annotations
