@@ -51,8 +51,9 @@ GRACE_S = float(JoinConfig.model_fields["grace"].default)
 
 
 class Drawing(NamedTuple):
-    """A sample that a machine has in a place."""
+    """A sample that a machine has in a place, by the name of its group and its index."""
 
+    name: tuple[str, int]
     lease: Lease
     attempt: int
     seed: int
@@ -163,30 +164,30 @@ class Machine:
         self._run.perform(effects)
         for lease in answer.leases if isinstance(answer, Granted) else ():
             for spec in lease.samples:
-                one = Drawing(lease, spec.attempt, spec.seed, self._run.world.now)
-                self._drawing[lease.group_id, spec.index] = one
+                name = (lease.group_id, spec.index)
+                one = self._drawing[name] = Drawing(name, lease, spec.attempt, spec.seed, self._run.world.now)
                 self._run.world.schedule(self._portion(one) / TOKENS_PER_S, "drawn", partial(self._ended, one))
 
     def _left(self, one: Drawing) -> int:
         return self._run.length(one.seed) - len(one.lease.begun) // 4
+
+    def _drawn(self, one: Drawing) -> int:
+        return int((self._run.world.now - one.began_at) * TOKENS_PER_S)
 
     def _portion(self, one: Drawing) -> int:
         left, begun = self._left(one), len(one.lease.begun) // 4
         most = max(int(PORTION_S * TOKENS_PER_S), begun // 8) if self._run.way == "portions" else left
         return min(left, most)
 
-    def _name(self, one: Drawing) -> tuple[str, int]:
-        return next(name for name, held in self._drawing.items() if held is one)
-
     def _ended(self, one: Drawing) -> None:
-        if not self._is_gone and any(held is one for held in self._drawing.values()):
+        if not self._is_gone and self._drawing.get(one.name) is one:
             tokens = self._portion(one)
             self._hand_in(one, tokens, "stop" if tokens == self._left(one) else "handed")
             self._run.take()
 
     def _hand_in(self, one: Drawing, tokens: int, finish: Finish) -> None:
-        group_id, index = self._name(one)
-        del self._drawing[group_id, index]
+        group_id, index = one.name
+        del self._drawing[one.name]
         newest = self._run.plane.newest
         assert newest is not None
         rollout = Rollout(
@@ -220,17 +221,14 @@ class Machine:
 
     def _hand_over(self) -> None:
         for one in [*self._drawing.values()]:
-            tokens = int((self._run.world.now - one.began_at) * TOKENS_PER_S)
-            if tokens:
+            if tokens := self._drawn(one):
                 self._hand_in(one, tokens, "handed")
         self._vanish()
 
     def _vanish(self) -> None:
         """What it drew and did not hand in is lost. With a farewell its leases are free at once."""
         self._is_gone = True
-        self._run.lost += sum(
-            int((self._run.world.now - one.began_at) * TOKENS_PER_S) for one in self._drawing.values()
-        )
+        self._run.lost += sum(map(self._drawn, self._drawing.values()))
         if self._run.way in ("restart", "handed"):
             self._run.plane.leave(self._node)
             self._run.take()

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import tomllib
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from random import Random
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 import psutil
 
 from benchmarks import Figures
@@ -241,14 +241,7 @@ def figures_of(transfer: Transfer, profile: Profile, faults: list[Fault]) -> Fig
 
 def cpu_s_at(samples: Sequence[Sample], moment_s: float) -> float:
     """The total at a moment, on a straight line between two samples; outside of them the nearest."""
-    after = bisect_left([sample.at_s for sample in samples], moment_s)
-    if after == 0:
-        return samples[0].cpu_s
-    if after == len(samples):
-        return samples[-1].cpu_s
-    low, high = samples[after - 1], samples[after]
-    share = (moment_s - low.at_s) / (high.at_s - low.at_s)
-    return low.cpu_s + share * (high.cpu_s - low.cpu_s)
+    return float(np.interp(moment_s, [one.at_s for one in samples], [one.cpu_s for one in samples]))
 
 
 def sent_between(samples: Sequence[Sample], began_s: float, ended_s: float) -> float:
