@@ -91,8 +91,8 @@ async def throughput(options: argparse.Namespace) -> dict[str, Any]:
         frozen = await lay_out(config, directory)
         tokenizer = open_tokenizer(config.model, directory / SMALL_FILES)
         rules = SamplingRules(1.0, NEW_TOKENS, stop_token_ids=())  # None stops: every answer has the same length
-        words = [f"{number} birds" for number in range(100, 100 + CALLS)]
-        prompts = [cut(tokenizer, f"{word} sit on a wall and look at the sea. " * 40) for word in words]
+        texts = [f"{number} birds sit on a wall and look at the sea. " * 40 for number in range(100, 100 + CALLS)]
+        prompts = [str(tokenizer.decode(tokenizer.encode(text).ids[:PROMPT_TOKENS])) for text in texts]
         engine_options = EngineOptions(device="cpu")
         async with drawing(frozen, directory, "transformers", engine_options, 0, lambda line: None) as engine:
             endpoint = Endpoint(engine.ask, TurnText(tokenizer, None, ()), rules, context=frozen.context_tokens)
@@ -101,9 +101,8 @@ async def throughput(options: argparse.Namespace) -> dict[str, Any]:
                 await alone(engine, ids[:4], rules)  # Warms up
                 pairs = []
                 for number in range(options.pairs):
-                    order = ("alone", "called") if number % 2 == 0 else ("called", "alone")
                     rates = {}
-                    for kind in order:
+                    for kind in ("called", "alone") if number % 2 else ("alone", "called"):
                         if kind == "alone":
                             rates[kind] = await alone(engine, ids, rules)
                         else:
@@ -117,11 +116,6 @@ async def throughput(options: argparse.Namespace) -> dict[str, Any]:
         "alone_tokens_per_s": [round(one["alone"], 1) for one in pairs],
         "called_tokens_per_s": [round(one["called"], 1) for one in pairs],
     }
-
-
-def cut(tokenizer: Any, text: str) -> str:
-    """Return the beginning of a text that has PROMPT_TOKENS tokens."""
-    return str(tokenizer.decode(tokenizer.encode(text).ids[:PROMPT_TOKENS]))
 
 
 async def alone(engine: Drawing, prompts: list[tuple[int, ...]], rules: SamplingRules) -> float:

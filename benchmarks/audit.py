@@ -340,16 +340,12 @@ def main() -> None:
     if given.summary is None:
         if given.out is None:
             parser.error("--out DIR says where the figures go")
+        from examples.smollm2 import make_model
+
         torch.set_num_threads(THREADS)
-        measure(given.engines, given.model or made_model(), given.device, given.prompts, given.out)
+        measure(given.engines, given.model or str(make_model()), given.device, given.prompts, given.out)
     for row in summary(given.summary or given.out):
         said(row)
-
-
-def made_model() -> str:
-    from examples.smollm2 import make_model
-
-    return str(make_model())
 
 
 if __name__ == "__main__":

@@ -55,12 +55,9 @@ READY_S = 120.0  # Until all peers are proven public, or not, and have their str
 READY_POLL_S = 1.0
 STEADY_S = 4.0  # Streams are complete when their numbers have not changed for so long: two rounds of gossip
 POLL_S = 0.5  # How often a peer is asked that may be done: an answer costs it some milliseconds of its loop
-
 POLL_ANYWAY_S = 10.0
 ENCODE_BYTES_PER_S = 20e6  # Nothing encodes slower than this
-
-LIMIT_S, LIMIT_BOUNDS = 60.0, 30.0
-"""A transfer that takes longer than LIMIT_S and LIMIT_BOUNDS times the bound has failed."""
+LIMIT_S, LIMIT_BOUNDS = 60.0, 30.0  # A transfer that takes longer, and so many times the bound, has failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

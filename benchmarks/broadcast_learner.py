@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
@@ -34,7 +33,9 @@ class Broadcaster:
     """A learner's network and data plane, as they are in a run."""
 
     def __init__(self, directory: Path, settings: LeadConfig, scheme: str | None = None) -> None:
-        self.network = NodeNetwork(directory / "identity", "learner", settings, say=to_stderr, emit=_ignore)
+        self.network = NodeNetwork(
+            directory / "identity", "learner", settings, say=to_stderr, emit=lambda kind, **fields: None
+        )
         self.service = BroadcastService(
             directory / "versions", self.network.key, self.network.station, plan_of=planner_named(scheme)
         )
@@ -94,10 +95,6 @@ def say(event: str, **fields: object) -> None:
 
 def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _ignore(kind: str, **fields: Any) -> None:
-    """Events are for a run's log, and this is no run."""
 
 
 def main() -> None:

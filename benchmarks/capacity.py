@@ -78,12 +78,8 @@ def _worker(n: int, places: int, place_steps: float, *, lockstep: bool = False) 
 
 
 def _mixed(n: int) -> Delayed:
-    shape = n % 3
-    if shape == 0:
-        return _worker(n, 4, 0.2), 0.3
-    if shape == 1:
-        return _worker(n, 24, 0.6), 1.0
-    return _worker(n, 8, 0.5, lockstep=True), 0.6
+    shapes = (_worker(n, 4, 0.2), 0.3), (_worker(n, 24, 0.6), 1.0), (_worker(n, 8, 0.5, lockstep=True), 0.6)
+    return shapes[n % 3]
 
 
 KINDS = (

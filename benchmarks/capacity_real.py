@@ -262,15 +262,9 @@ def summary(found: Sequence[Figures]) -> Figures:
 
 
 def run() -> Figures:
-    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="capacity-model-") as directory:
         whole = summary(_points(make_model(Path(directory))))
-    print(
-        f"{len(GRID)} real points: mean error {whole['real_mean_abs_error_points']:.2f} points, largest "
-        f"{whole['real_max_abs_error_points']:.2f} (at most {POINT_POINTS:g}), target "
-        f"{'met' if whole['real_met'] else 'missed'}; {time.monotonic() - began:.0f} s",
-        flush=True,
-    )
+    said({name: value for name, value in whole.items() if name != "real_points"})
     return whole
 
 

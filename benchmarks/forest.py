@@ -72,15 +72,9 @@ def measure(profile: Profile, payload: Payload, directory: Path) -> Figures:
     learner_s = after.user + after.system - before.user - before.system
     return {
         "receivers": len(profile.peers),
-        "topology": second["topology"],
-        "version_bytes": second["version_bytes"],
-        "bound_s": second["bound_s"],
-        "ratio_first": first["ratio"],
-        "ratio": second["ratio"],
-        "ratio_killed": killed["ratio"],
+        **{name: second[name] for name in ("topology", "version_bytes", "bound_s", "cpu_s_per_gb", "learner_copies")},
+        **{"ratio_first": first["ratio"], "ratio": second["ratio"], "ratio_killed": killed["ratio"]},
         "killed": len(faults),
-        "cpu_s_per_gb": second["cpu_s_per_gb"],
-        "learner_copies": second["learner_copies"],
         "learner_mb": round(rss / 1e6, 1),
         "learner_cpu_s_per_gb": round(learner_s / (second["version_bytes"] * len(profile.peers) / BYTES_PER_GB), 2),
     }

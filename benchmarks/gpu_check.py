@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -103,9 +103,9 @@ class Result:
 
     name: str
     outcome: Outcome
-    seconds: float
     line: str
-    figures: Mapping[str, Any]
+    seconds: float = 0.0
+    figures: Mapping[str, Any] = field(default_factory=dict)
     said: str = ""
 
 
@@ -113,7 +113,7 @@ def run(check: Check, *, dry: bool, left_s: float = float("inf")) -> Result:
     lacking = ", ".join(name for name in check.packages if find_spec(name) is None)
     why = f"not installed: {lacking}" if lacking else "" if dry else check.needs()
     if why or left_s < MIN_S:
-        return Result(name=check.name, outcome="skipped", seconds=0.0, line=why or OUT_OF_TIME, figures={})
+        return Result(name=check.name, outcome="skipped", line=why or OUT_OF_TIME)
     module, *arguments = check.dry if dry else check.command
     share_s = check.limit_s * (DRY_FACTOR if dry else 1.0)
     began = time.monotonic()
@@ -123,11 +123,11 @@ def run(check: Check, *, dry: bool, left_s: float = float("inf")) -> Result:
         # One that was not given its share has not shown anything.
         outcome: Outcome = "failed" if left_s >= share_s else "skipped"
         line = f"took longer than {share_s:.0f} s" if outcome == "failed" else f"{OUT_OF_TIME} after {seconds:.0f} s"
-        return Result(name=check.name, outcome=outcome, seconds=seconds, line=line, figures={}, said=said)
+        return Result(name=check.name, outcome=outcome, seconds=seconds, line=line, said=said)
     figures = _figures(answer) if status in MISSED else None
     if figures is None:
         line = f"ended with status {status}: {' '.join(said.split())[-SAID:] or 'it said nothing'}"
-        return Result(name=check.name, outcome="failed", seconds=seconds, line=line, figures={}, said=said)
+        return Result(name=check.name, outcome="failed", seconds=seconds, line=line, said=said)
     return judged(check, figures, seconds, dry=dry)
 
 

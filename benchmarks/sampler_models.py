@@ -30,19 +30,8 @@ from swarm.learner.checkpoint.model_files import layout_of, save_small_files, st
 from swarm.learner.tiny import tiny_tokenizer
 from swarm.net.signing import SigningKey
 from swarm.process import Child
-from swarm.sampler.engine import (
-    EngineDtype,
-    EngineKind,
-    EngineOptions,
-    Generate,
-    Generated,
-    Install,
-    Installed,
-    Job,
-    NotInstalled,
-    Start,
-    Started,
-)
+from swarm.sampler import engine as protocol
+from swarm.sampler.engine import EngineDtype, EngineKind, Generate, Install, Installed, Job, Started
 from swarm.types import SamplingRules, VersionId
 from swarm.wire import encode
 
@@ -256,28 +245,25 @@ class EngineProcess:
     async def start(self, versions: Versions, *, places: int, dtype: EngineDtype = "auto") -> Started:
         """Build the model on the CPU; `places` samples at once."""
         context = versions.model.config.max_position_embeddings
-        command = Start(
-            directory=str(versions.files_dir),
-            layout=versions.layout,
-            options=EngineOptions(device="cpu", dtype=dtype, max_model_len=context, places=places, hang_s=HANG_S),
-        )
-        return await self.launch(command)
+        options: dict[str, Any] = {"device": "cpu", "dtype": dtype, "max_model_len": context, "places": places}
+        engine = protocol.EngineOptions(**options, hang_s=HANG_S)
+        return await self.launch(protocol.Start(str(versions.files_dir), versions.layout, engine))
 
-    async def launch(self, command: Start) -> Started:
+    async def launch(self, command: protocol.Start) -> Started:
         await self.child.start()
         return await self.child.call(command, Started)
 
     async def install(self, command: Install) -> Installed:
         """EngineBroken if the engine cannot prove that it holds the version."""
-        match await self.child.call(command, Installed | NotInstalled):
+        match await self.child.call(command, Installed | protocol.NotInstalled):
             case Installed() as installed:
                 return installed
-            case NotInstalled(why=why):
+            case protocol.NotInstalled(why=why):
                 raise EngineBroken(f"version {command.version} was not installed: {why}")
         raise AssertionError
 
-    async def draw(self, command: Generate) -> Generated:
-        return await self.child.call(command, Generated)
+    async def draw(self, command: Generate) -> protocol.Generated:
+        return await self.child.call(command, protocol.Generated)
 
     def rss_bytes(self) -> int:
         return int(sum(one.memory_info().rss for one in family_of(self.child.pid)))

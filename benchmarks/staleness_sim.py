@@ -36,7 +36,6 @@ SCORE = Score(reward=0.0, exact=False)
 STEP_S = 60.0  # Virtual seconds of a learner step: what makes hours, and so deaths, of steps
 NOTICE_S = 0.01  # The watch of silence is this late
 CARRIED_S = 1e-9  # Whichever way times were rounded, what is published while another one arrives is carried next
-
 REPLACED_S = 600.0  # A dead worker is replaced after ten minutes: a volunteer comes back, or another one joins
 
 
