@@ -10,7 +10,6 @@ import stat
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pytest
 from yarl import URL
 
 from swarm.dashboard import server, source
-from swarm.dashboard.feed import PageFeed, Reader
+from swarm.dashboard.feed import Reader
 from swarm.dashboard.public import PublicState
 from swarm.dashboard.server import ADDRESS, Dashboard, beside, for_volunteers, serve_files, url_of
 from swarm.dashboard.source import ShownRun
@@ -155,7 +154,8 @@ async def test_a_stream_begins_with_everything_and_goes_on_with_what_is_new(
     led.step(1, entropy=2.0)
     led.log.event("evaluated", version=0, exact_match=0.25)
     led.log.event("checkpoint", step=1)
-    stream = await opened(browser, await serve())
+    url = await serve()
+    stream = await opened(browser, url)
     event, snapshot = await stream.next()
     assert event == "snapshot"
     assert (snapshot["live"], snapshot["can_set"], snapshot["name"]) == (True, False, "run")
@@ -167,6 +167,8 @@ async def test_a_stream_begins_with_everything_and_goes_on_with_what_is_new(
     assert snapshot["bounds"] == [[0, 2]]
     assert [event["kind"] for event in snapshot["events"]] == ["evaluated", "checkpoint"]
     assert snapshot["event_counts"] == {"evaluated": 1, "checkpoint": 1}
+    older = await (await browser.get(f"{url}/api/events?before={snapshot['events'][1]['byte']}&count=3")).json()
+    assert ([event["kind"] for event in older["events"]], older["next"]) == (["evaluated"], None)
     led.step(2)
     assert await stream.until("steps") == [{"step": 2, "time": 1002.0, "reward": 0.2}]
     led.log.event("checkpoint", step=2)
@@ -191,22 +193,6 @@ async def test_a_reader_that_comes_back_is_told_what_it_missed_and_nothing_twice
     assert [line["step"] for line in await again.until("steps")] == [2]
     event, snapshot = await (await opened(browser, url, "other-3")).next()
     assert (event, snapshot["columns"]["reward"]["x"]) == ("snapshot", [1.0, 2.0])
-
-
-async def test_a_reader_that_was_away_for_too_long_gets_everything_again(
-    led: Led, browser: aiohttp.ClientSession, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "PageFeed", partial(PageFeed, kept=2))
-    url = await serve()
-    stays, leaves = await opened(browser, url), await opened(browser, url)
-    await stays.next()
-    await leaves.next()
-    leaves._answer.close()
-    for step in range(1, 5):
-        led.step(step)
-        await stays.until("steps")
-    event, snapshot = await (await opened(browser, url, leaves.last_id)).next()
-    assert (event, snapshot["columns"]["reward"]["x"]) == ("snapshot", [1.0, 2.0, 3.0, 4.0])
 
 
 async def test_nothing_is_reckoned_while_nobody_looks(
@@ -505,27 +491,6 @@ async def test_only_named_files_of_a_run_can_be_fetched(led: Led, serve: Serve, 
     assert (await fetch("/api/rollouts?count=0"))[0] == 200
     assert (await fetch("/api/events?before=x"))[0] == 400
     assert (await fetch("/api/timeline?from=nan"))[0] == 400
-
-
-async def test_older_events_are_given_from_where_those_shown_begin(
-    led: Led, serve: Serve, browser: aiohttp.ClientSession
-) -> None:
-    for number in range(10):
-        led.log.event("checkpoint", step=number)
-    with (led.directory / "events.jsonl").open("a") as file:
-        file.write('{"torn')
-    url = await serve()
-
-    async def steps(query: str) -> tuple[list[int], int | None]:
-        found = await (await browser.get(f"{url}/api/events?{query}")).json()
-        return [event["step"] for event in found["events"]], found["next"]
-
-    _, snapshot = await (await opened(browser, url)).next()
-    begins = [event["byte"] for event in snapshot["events"]]
-    assert await steps(f"before={begins[7]}&count=3") == ([4, 5, 6], begins[4])
-    assert await steps(f"before={begins[4]}&count=5") == ([0, 1, 2, 3], None)
-    assert await steps("before=0") == ([], None)
-    assert await steps("count=2") == ([9], begins[9])
 
 
 async def test_a_look_that_fails_is_told_and_the_next_one_goes_on(

@@ -1,28 +1,21 @@
-"""Who is active in a swarm of real processes at the pace of a large model's: the trainer takes a second for a step,
-each sampler draws about 8.4 rollouts a second, and three of them are what the learner needs."""
+"""Who is active and what is paid in a swarm of real processes at the pace of a large model's: the trainer takes a second
+for a step, each sampler draws about 8.4 rollouts a second, and three of them are what the learner needs. How busy the
+learner is then: tests/simulation/test_capacity_swarm.py."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from statistics import median
 from typing import Any
 
 import pytest
 
 from tests.integration.processes import Learner, Node, Swarm, eventually
 
-MISSED = 0.5
-"""Of the idle time that one sampler too few costs: whoever steps in leaves the learner less idle than this."""
-
 NOISE = 0.1
 """Every step and every batch takes up to so much more or less; on top of it comes what the machine does."""
 
 NEEDED = 3
-STEADY_STEPS = 8
-PERIODS = 3
-"""Of publications, within which the learner is busy again after a loss."""
 
 BY_THE_HOUR = 3600.0
 """A sampler of this price costs 1 in a second."""
@@ -60,23 +53,16 @@ def _active(learner: Learner) -> set[str]:
     return {one["node"] for one in learner.status()["samplers"] if one["device_class"] and not one["standby"]}
 
 
-def _rows(learner: Learner) -> list[dict[str, Any]]:
-    """Whole lines of metrics.jsonl."""
-    text = (learner.run_dir / "metrics.jsonl").read_text()
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
-def _events(learner: Learner, *kinds: str) -> list[dict[str, Any]]:
+def _changes(learner: Learner) -> list[dict[str, Any]]:
+    """Who stepped in and who stepped back; the last line of the file may be half written."""
     text = (learner.run_dir / "events.jsonl").read_text()
     events = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    return [event for event in events if event["kind"] in kinds]
+    return [event for event in events if event["kind"] in ("activated", "stood_by")]
 
 
-def _passes(learner: Learner, steps: int) -> int:
-    """Wait for so many more steps; the number of the last one."""
+def _passes(learner: Learner, steps: int) -> None:
     wanted = learner.status()["step"] + steps
     eventually(lambda: learner.status()["step"] >= wanted, learner, f"{steps} more steps")
-    return int(wanted)
 
 
 @pytest.mark.long
@@ -93,24 +79,14 @@ def test_cheaper_samplers_take_over_and_standbys_step_in_for_those_that_die(swar
     for sampler in dear:
         eventually(lambda: sampler.says("\nstandby: "), sampler, "it says that it waits")  # noqa: B023
         eventually(lambda: why in sampler.status()["state"], sampler, "it can show why")  # noqa: B023
-    assert {one["standby"] == "" for one in learner.status()["samplers"] if one["node"] in dear_nodes} == {False}
+    changes = len(_changes(learner))
+    _passes(learner, 8)
+    assert len(_changes(learner)) == changes, "nothing flaps at this noise"
 
-    changes = len(_events(learner, "activated", "stood_by"))
-    step = _passes(learner, STEADY_STEPS)
-    assert len(_events(learner, "activated", "stood_by")) == changes, "nothing flaps at this noise"
-    assert median(row["idle_share"] for row in _rows(learner)[step - STEADY_STEPS : step]) < MISSED / NEEDED
-
-    for sampler in cheap[: math.ceil(NEEDED / 3)]:
-        sampler.kill()
-    eventually(lambda: _events(learner, "sampler_silent"), learner, "the loss is noticed")
-    noticed = learner.status()["step"]
+    cheap[0].kill()
     eventually(lambda: _active(learner) & dear_nodes, learner, "a standby steps in")
-    assert len(_events(learner, "activated", "stood_by")) > changes
-    assert [event["reason"] for event in _events(learner, "activated")][-1] == "samplers were lost: you step in"
-    _passes(learner, PERIODS + STEADY_STEPS)
-    after = {row["step"]: row["idle_share"] for row in _rows(learner)}
-    assert min(after[noticed + i] for i in range(1, PERIODS + 1)) < MISSED / NEEDED, after
-    assert median(after[noticed + i] for i in range(PERIODS, PERIODS + STEADY_STEPS)) < MISSED / NEEDED, after
+    assert [one["reason"] for one in _changes(learner)][-1] == "samplers were lost: you step in"
+    _passes(learner, 3)
 
 
 @pytest.mark.long
@@ -119,24 +95,17 @@ def test_a_run_ends_in_good_order_when_it_has_cost_enough_and_goes_on_with_more(
     sampler = _join_when_it_runs(swarm, learner, "only")
     assert learner.wait() == 0, learner.output()
     assert sampler.wait() == 0, sampler.output()
-    said = [line for line in learner.output().splitlines() if "--max-cost" in line]
-    assert len(said) == 1
-    assert said[0].endswith("--max-cost is 12: it ends here; to go on, resume it with more")
+    assert learner.says("--max-cost is 12: it ends here; to go on, resume it with more")
     summary = learner.summary()
     assert summary["cost"]["cost_total"] >= 12
-    assert sum(tally["rollouts"] for tally in summary["cost"]["by_class"].values()) > 0
-    rows = _rows(learner)
-    assert rows[-1]["step"] == summary["step"] > 0
     assert (learner.run_dir / "checkpoints" / f"step-{summary['step']:06d}").is_dir()
-    costs = [row["cost_total"] for row in rows]
-    assert costs == sorted(costs)
-    assert rows[-1]["cost_per_step"] == pytest.approx(costs[-1] / summary["step"])
+    costs = [row["cost_total"] for row in learner.metrics()]
+    assert (costs, len(costs)) == (sorted(costs), summary["step"])
 
     again = swarm.resume(learner, "--max-cost", "24", "--target", "0.99", name="again")
     sampler = _join_when_it_runs(swarm, again, "other")
     assert again.wait() == 1, again.output()
     assert sampler.wait() == 0
-    more = _rows(again)[len(rows) :]
-    assert more
-    assert costs[-1] <= more[0]["cost_total"]
+    more = [row["cost_total"] for row in again.metrics()][len(costs) :]
+    assert costs[-1] <= more[0]
     assert again.summary()["cost"]["cost_total"] >= 24
