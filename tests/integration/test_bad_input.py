@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from swarm.learner.tiny import tiny_model, tiny_tokenizer
 from tests.integration.processes import command
 
 
@@ -27,16 +26,11 @@ def _refused(*arguments: str) -> str:
     ("arguments", "words"),
     [
         (("--task", "chess"), "known tasks: copy"),
-        (("--task", "jsonl:/no/such.jsonl"), "/no/such.jsonl: No such file"),
-        (("--task", "jsonl:x", "--rewards", "exat=1"), "there is no reward 'exat'; known rewards: exact, numeric"),
-        (("--task", "jsonl:x", "--rewards", "exact=much"), "valid number"),
         (("--max-staleness", "-1"), "greater than or equal to 0"),
         (("--max-staleness", "1", "--publish-every-steps", "3"), "lower the one or raise the other"),
         (("--model", "/", "--task", "copy"), "no config.json"),
         (("--config", "/no/such.toml"), "cannot read the configuration"),
-        (("--advertise", "no host"), "is not an address"),
         (("--bootstrap", "echo1:abc"), "copy the whole line"),
-        (("--objective", "grop"), "--objective grop: input should be 'grpo', "),
     ],
 )
 def test_lead_refuses(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
@@ -56,12 +50,6 @@ def test_lead_refuses_a_task_before_anything_is_trained(tmp_path: Path) -> None:
     assert not run_dir.exists()
 
 
-def test_lead_refuses_unknown_keys_in_its_file(tmp_path: Path) -> None:
-    (tmp_path / "lead.toml").write_text("[swarm]\nmax_stalenes = 2\n")
-    line = _refused("lead", "--config", str(tmp_path / "lead.toml"))
-    assert "lead.toml, line 2: swarm.max_stalenes is no setting: did you mean max_staleness, in [swarm]?" in line
-
-
 @pytest.mark.slow
 def test_lead_check_says_what_it_found_and_leaves_nothing(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -70,19 +58,6 @@ def test_lead_check_says_what_it_found_and_leaves_nothing(tmp_path: Path) -> Non
     assert "the model has " in done.stdout
     assert done.stdout.endswith("the run can begin: leave --check out\n")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_lead_check_finds_what_a_researcher_brings_wrong(tmp_path: Path) -> None:
-    base, questions = tmp_path / "base", tmp_path / "q.jsonl"
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{{ messages[0]['role'] }}="
-    tiny_model(0).save_pretrained(base)
-    tokenizer.save_pretrained(base)
-    questions.write_text("".join(f'{{"prompt": "{n}", "answer": "{n}:{n}"}}\n' for n in range(1000, 1060)))
-    check = ("lead", "--check", "--host", "127.0.0.1", "--port", "0", "--model", str(base), "--rewards", "numeric=1")
-    new = ("--max-new-tokens", "4", "--run-dir", str(tmp_path / "run"), "--task", f"jsonl:{questions}")
-    assert "does not print what the user of the prompt q-" in _refused(*check, *new)
 
 
 def test_lead_refuses_a_port_in_use_and_leaves_no_run_directory(tmp_path: Path) -> None:
@@ -96,18 +71,10 @@ def test_lead_refuses_a_port_in_use_and_leaves_no_run_directory(tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
-def test_lead_refuses_the_directory_of_another_run(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
-    assert "choose another --run-dir" in _refused("lead", "--port", "0", "--run-dir", str(tmp_path))
-    assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--bootstrap", "host:port:x"), "is not an address"),
-        (("--bootstrap", "ftp://host"), "is not an address"),
-        (("--bootstrap", "echo1:abc"), "copy the whole line"),
         (("--bootstrap", "127.0.0.1", "--engine", "sglang"), "'auto', 'transformers', 'vllm' or 'mlx'"),
     ],
 )
@@ -136,12 +103,3 @@ def test_an_unknown_device_is_the_users_to_mend(tmp_path: Path) -> None:
     (tmp_path / "lead.toml").write_text('[trainer]\ndevice = "abacus"\n')
     arguments = ("lead", "--port", "0", "--run-dir", str(tmp_path / "run"), "--config", str(tmp_path / "lead.toml"))
     assert "--device abacus" in _refused(*arguments)
-
-
-def test_a_damaged_identity_leaves_no_run_directory(tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "node.key").write_bytes(b"short")
-    run_dir = tmp_path / "run"
-    arguments = ("lead", "--port", "0", "--run-dir", str(run_dir), "--state-dir", str(tmp_path / "state"))
-    assert "is not a node key" in _refused(*arguments)
-    assert not run_dir.exists()

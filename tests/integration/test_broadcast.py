@@ -50,28 +50,6 @@ def test_a_relay_carries_weights_to_samplers(swarm: Swarm) -> None:
     assert relay.wait() == 0
 
 
-@pytest.mark.long
-def test_a_sampler_that_joins_while_the_learner_is_away_gets_the_newest_version_from_a_relay(swarm: Swarm) -> None:
-    learner = swarm.lead("--port", "0", *ENDLESS)
-    relay = swarm.relay(learner.url(), "--lan", name="relay")
-    early = swarm.scripted(learner.url(), "--lan", name="early")
-    eventually(lambda: newer(relay.status().get("map"), "0.1"), relay, "it holds a version that was trained")
-    # Without a sampler the learner comes to rest. A version that was on its way would have parts that nobody gives.
-    early.kill()
-    eventually(lambda: at_rest(learner, relay), learner, "it waits for rollouts, and the relay has its version")
-    learner.kill()
-    late = swarm.scripted(relay.url(), "--lan", name="late")
-    held = relay.status()["map"]
-    eventually(lambda: late.status().get("map") == held, late, "it holds what the relay holds")
-    assert relay.status()["map"] == held
-
-
-def at_rest(learner: Node, relay: Node) -> bool:
-    status = learner.status()
-    newest = f"0.{status['step']}"
-    return status["groups_ready"] < 4 and [status["version"], relay.status().get("map")] == [newest, newest]
-
-
 def went_all_the_way(node: Node) -> bool:
     """True if a version has reached every stage, one after the other."""
     told = [list(times.values()) for times in node.status()["versions"].values()]
@@ -80,21 +58,6 @@ def went_all_the_way(node: Node) -> bool:
 
 def newer(found: str | None, than: str) -> bool:
     return found is not None and [*map(int, found.split("."))] > [*map(int, than.split("."))]
-
-
-@pytest.mark.long
-def test_what_a_poisoned_relay_passes_on_is_refused_and_had_from_others(swarm: Swarm, publisher: Publisher) -> None:
-    given = ("--role", "relay", "--lan")
-    liar = swarm.join(publisher.url(), *given, name="liar", module="tests.integration.poisoned_relay")
-    relays = [swarm.relay(publisher.url(), "--lan", name=f"relay-{number}") for number in range(2)]
-    eventually_each((liar, *relays), lambda node: node.status().get("streams") == 3, "everybody is linked")
-    publisher.publish()
-    eventually_each(relays, lambda relay: is_complete(relay, "0.0"), "the honest get all of it")
-    whole = swarm.published()
-    # What lies on the disk is a copy of the map in memory, written after it.
-    eventually_each(relays, lambda relay: swarm.weights(relay.name) == whole, "its copy of the map is that")
-    assert all(relay.status()["chunks_rejected"]["digest"] >= 3 for relay in relays)
-    assert all(relay.says("sent wrong chunks again and again") for relay in relays)
 
 
 @pytest.mark.slow

@@ -22,18 +22,28 @@ from swarm.process import MAX_LOG_BYTES, SOCKET_VARIABLE, Call, Child
 from tests.integration.echo_child import Echo, Said
 
 MODULE = "tests.integration.echo_child"
+SIDE_BY_SIDE = "side by side"
+
+
+async def started(directory: Path, *arguments: str, hang_s: float = 60.0) -> Child:
+    child = Child("echo", MODULE, *arguments, log=directory / "echo.log", hang_s=hang_s)
+    await child.start()
+    return child
 
 
 @pytest.fixture
 async def child(tmp_path: Path) -> AsyncIterator[Child]:
-    child = Child("echo", MODULE, log=tmp_path / "echo.log", hang_s=60.0)
-    await child.start()
+    child = await started(tmp_path)
     yield child
     await child.stop()
 
 
-async def test_commands_are_answered_in_turn(child: Child) -> None:
-    assert [await child.call(Echo(words=word), Said) for word in "ab"] == [Said("a"), Said("b")]
+@pytest.fixture
+async def many(tmp_path: Path) -> AsyncIterator[Child]:
+    """One that takes calls side by side."""
+    child = await started(tmp_path, SIDE_BY_SIDE)
+    yield child
+    await child.stop()
 
 
 async def test_a_fault_is_told_with_the_log_and_the_child_goes_on(child: Child) -> None:
@@ -72,8 +82,7 @@ def test_the_log_s_tail_has_what_a_process_of_the_child_s_said_before_the_child_
 
 
 async def test_a_child_without_progress_is_killed(tmp_path: Path) -> None:
-    child = Child("echo", MODULE, log=tmp_path / "echo.log", hang_s=0.2)
-    await child.start()
+    child = await started(tmp_path, hang_s=0.2)
     with pytest.raises(ChildFailed, match="no progress"):
         await child.call(Echo(words="", hang=True), Said)
     with pytest.raises(ChildFailed, match="died"):
@@ -82,8 +91,7 @@ async def test_a_child_without_progress_is_killed(tmp_path: Path) -> None:
 
 async def test_answers_of_other_calls_are_no_progress_of_one_that_hangs(tmp_path: Path) -> None:
     """Samples of an engine that hangs end by their time limits, more often than it may be silent."""
-    child = Child("echo", MODULE, "side by side", log=tmp_path / "echo.log", hang_s=0.5)
-    await child.start()
+    child = await started(tmp_path, SIDE_BY_SIDE, hang_s=0.5)
     hanging = asyncio.ensure_future(child.call(Echo(words="", after="never"), Said))
     with suppress(ChildFailed):
         for _ in range(100):
@@ -95,31 +103,23 @@ async def test_answers_of_other_calls_are_no_progress_of_one_that_hangs(tmp_path
 
 async def test_all_calls_of_a_child_that_hangs_say_so(tmp_path: Path) -> None:
     """Of two calls the second was told that the child had died, and a sampler that its engine had."""
-    child = Child("echo", MODULE, "side by side", log=tmp_path / "echo.log", hang_s=0.5)
-    await child.start()
+    child = await started(tmp_path, SIDE_BY_SIDE, hang_s=0.5)
     calls = (child.call(Echo(words=word, after="never"), Said) for word in "ab")
     faults = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(fault) for fault in faults] == [ChildHung] * 2
 
 
-async def test_calls_side_by_side_get_their_own_answers_in_any_order(tmp_path: Path) -> None:
-    child = Child("echo", MODULE, "side by side", log=tmp_path / "echo.log", hang_s=60.0)
-    await child.start()
-    try:
-        slow = asyncio.ensure_future(child.call(Echo(words="slow", after="quick"), Said))
-        assert await child.call(Echo(words="quick"), Said) == Said("quick")
-        assert await slow == Said("slow")
-    finally:
-        await child.stop()
+async def test_calls_side_by_side_get_their_own_answers_in_any_order(many: Child) -> None:
+    slow = asyncio.ensure_future(many.call(Echo(words="slow", after="quick"), Said))
+    assert await many.call(Echo(words="quick"), Said) == Said("quick")
+    assert await slow == Said("slow")
 
 
-async def test_all_calls_end_with_the_child(tmp_path: Path) -> None:
-    child = Child("echo", MODULE, "side by side", log=tmp_path / "echo.log", hang_s=60.0)
-    await child.start()
-    calls = [asyncio.ensure_future(child.call(Echo(words=word, after="never"), Said)) for word in "ab"]
-    assert await child.call(Echo(words="they have begun"), Said)
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGKILL)
+async def test_all_calls_end_with_the_child(many: Child) -> None:
+    calls = [asyncio.ensure_future(many.call(Echo(words=word, after="never"), Said)) for word in "ab"]
+    assert await many.call(Echo(words="they have begun"), Said)
+    assert many.pid is not None
+    os.kill(many.pid, signal.SIGKILL)
     for call in calls:
         with pytest.raises(ChildFailed, match="died"):
             await call
@@ -129,8 +129,7 @@ async def test_all_calls_end_with_the_child(tmp_path: Path) -> None:
 async def test_a_call_is_cancelled_at_whatever_moment(tmp_path: Path, turns: int) -> None:
     """Python 3.11's `asyncio.wait_for` loses a cancellation that comes as what it waits for is done: a learner told to
     stop as it sent a batch to its trainer trained on for ever."""
-    child = Child("echo", MODULE, "side by side", log=tmp_path / "echo.log", hang_s=2.0)
-    await child.start()
+    child = await started(tmp_path, SIDE_BY_SIDE, hang_s=2.0)
     call = asyncio.ensure_future(child.call(Echo(words="", after="never"), Said))
     for _ in range(turns):
         await asyncio.sleep(0)

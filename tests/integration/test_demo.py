@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from swarm.tasks.digits import DIGITS, CopyTask
-from tests.integration.processes import Node, command, eventually, run_command, swarm_in
+from tests.integration.processes import Node, command, eventually, run_command
 
 
 @pytest.fixture(scope="module")
@@ -24,72 +24,40 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**summary, "said": done.stderr}
 
 
-def test_it_learns_although_a_sampler_is_killed(learned: dict[str, Any]) -> None:
+def test_it_learns_within_the_bound_although_a_sampler_is_killed(learned: dict[str, Any]) -> None:
     assert learned["sampler_killed"]
     assert learned["held_out_before"] < 0.1
     assert learned["held_out_after"] >= 0.9
     assert learned["steps"] <= 200
-    kinds = [json.loads(line)["kind"] for line in (Path(learned["run_dir"]) / "events.jsonl").read_text().splitlines()]
-    assert "sampler_silent" in kinds
-
-
-def test_the_bound_is_kept_in_every_step(learned: dict[str, Any]) -> None:
-    steps = [json.loads(line) for line in (Path(learned["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
+    assert learned["rollouts_accepted"] >= learned["steps"] * 32 * 16
+    run_dir = Path(learned["run_dir"])
+    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) == learned["steps"]
     assert max(step["staleness/max"] for step in steps) == learned["max_staleness_seen"] <= learned["max_staleness"]
-    assert learned["rollouts_accepted"] >= learned["steps"] * 32 * 16
+    assert "sampler_silent" in (run_dir / "events.jsonl").read_text()
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["alarm"], summary["stopped_by"]) == (None, "")
 
 
-def test_the_exported_model_answers_with_the_digits_and_its_stop_token(learned: dict[str, Any], tmp_path: Path) -> None:
-    """Raw, as anybody who loads it gets it: a special token between the digits would be a wrong answer."""
-    done = command("export", "model", learned["run_dir"], "--to", str(tmp_path / "model"))
-    assert done.returncode == 0, done.stderr
-    assert right_answers(tmp_path / "model") >= 40
-
-
-def test_completions_end_by_themselves(learned: dict[str, Any]) -> None:
-    lines = (Path(learned["run_dir"]) / "metrics.jsonl").read_text().splitlines()
-    clipped = [json.loads(line)["completions/clipped_ratio"] for line in lines]
-    assert min(clipped[:5]) > 0.3
-    # The run ends as soon as it has learned, which may be a few steps after this began to fall.
-    assert sum(clipped[-3:]) / 3 < min(clipped[:5]) / 2
-
-
-def test_it_says_what_it_was_and_what_to_do_next(learned: dict[str, Any]) -> None:
-    """Every command that it names works on what it leaves."""
+def test_it_says_what_to_do_next(learned: dict[str, Any]) -> None:
     said = learned["said"].splitlines()
     assert any(line.startswith("It learned") for line in said)
     named = [line.strip().split()[1] for line in said if line.startswith("  echo-node ")]
     assert named == ["dashboard", "verify", "export", "lead"]
     run_dir = Path(learned["run_dir"])
-    assert (learned["seed"], json.loads((run_dir / "config.json").read_text())["seed"]) == (1, 1)
-    assert sorted(path.name for path in run_dir.parent.iterdir()) == ["run"]
+    assert [path.name for path in run_dir.parent.iterdir()] == ["run"]
     assert {"learner.log", "sampler-2.log"} <= {path.name for path in (run_dir / "logs").iterdir()}
-    for arguments in (["report", str(run_dir)], ["verify", str(run_dir)]):
-        assert command(*arguments).returncode == 0
+    assert command("verify", str(run_dir)).returncode == 0
 
 
-def test_the_best_version_is_kept_and_no_alarm_goes_off(learned: dict[str, Any]) -> None:
-    run_dir = Path(learned["run_dir"])
-    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    measured = [event for event in events if event["kind"] == "evaluated"]
-    best = max(measured, key=lambda event: event["exact_match"])
-    assert [event for event in events if event["kind"] == "best"][-1]["version"] == best["version"]
-    summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["best"]["version"] == best["version"]
-    assert (summary["alarm"], summary["stopped_by"]) == (None, "")
-    assert right_answers(run_dir / "best") >= 40
-
-
-@pytest.mark.long
-def test_a_checkpoint_is_a_model_to_lead_with(learned: dict[str, Any], tmp_path: Path) -> None:
-    checkpoint = Path(learned["run_dir"]) / "checkpoints" / f"step-{learned['steps']:06}"
-    with swarm_in(tmp_path) as swarm:
-        learner = swarm.lead("--model", str(checkpoint), "--task", "copy", "--seed", "1", "--port", "0", "--steps", "1")
-        swarm.join(learner.url(), name="sampler")
-        assert learner.wait() == 0, learner.output()
-        summary = learner.summary()
-    assert summary["held_out"][0]["exact_match"] >= 0.8
+def test_the_models_that_it_leaves_answer_with_the_digits_and_their_stop_token(
+    learned: dict[str, Any], tmp_path: Path
+) -> None:
+    """Raw, as anybody who loads them gets them: a special token between the digits would be a wrong answer."""
+    done = command("export", "model", learned["run_dir"], "--to", str(tmp_path / "model"))
+    assert done.returncode == 0, done.stderr
+    assert right_answers(tmp_path / "model") >= 40
+    assert right_answers(Path(learned["run_dir"]) / "best") >= 40
 
 
 def right_answers(directory: Path) -> int:
@@ -103,14 +71,6 @@ def right_answers(directory: Path) -> int:
     answers = model.generate(**asked, do_sample=False, max_new_tokens=DIGITS + 1)[:, asked.input_ids.shape[1] :]
     texts = tokenizer.batch_decode(answers, skip_special_tokens=False)
     return sum(text == f"{prompt.answer}<eos>" for prompt, text in zip(prompts, texts, strict=True))
-
-
-def test_configuration_and_report_are_kept(learned: dict[str, Any]) -> None:
-    run_dir = Path(learned["run_dir"])
-    config = json.loads((run_dir / "config.json").read_text())
-    assert config["max_staleness"] == learned["max_staleness"]
-    assert config["learning_rate"] is None, "the default was not asked for"
-    assert "echo-node report" in Path(learned["report"]).read_text()[:200]
 
 
 @pytest.mark.long

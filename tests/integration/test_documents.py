@@ -47,14 +47,9 @@ NOT_RUN = {
     "loginctl enable-linger": "needs a systemd that runs",
     **dict.fromkeys(CONTAINERS, "needs a container engine"),
     "nvidia-smi --query-gpu=name,compute_cap --format=csv": "needs a GPU",
+    "bin/echo-node plan examples/lab-4b.toml": "tests/integration/test_plan.py runs it",
+    "bin/echo-node simulate examples/lab-4b.toml --seed 1 --hours 6": "test_simulate.py runs its like",
 }
-
-LONG = {
-    "bin/echo-node plan examples/lab-4b.toml": "half a minute on a busy machine; test_plan.py has a quick one",
-    "bin/echo-node simulate examples/lab-4b.toml --seed 1 --hours 6": "minutes on a busy machine",
-}
-"""Runs in the longer ring only."""
-
 REPLACED = {
     "<this repository>": "the checkout that is tested",
     "--trainer-ranks 4": "four processes importing torch; tests/integration/test_two_ranks.py has two",
@@ -228,7 +223,7 @@ class Stranger:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=LEARNS_S if command in LONG else PATIENCE_S,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -281,17 +276,8 @@ def test_every_command_runs_as_written(documents: tuple[str, ...], tmp_path: Pat
     with stranger_in(tmp_path) as stranger:
         for document in documents:
             for command in commands(document):
-                if command not in NOT_RUN and command not in LONG:
+                if command not in NOT_RUN:
                     stranger.types(command)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(LEARNS_S)
-@pytest.mark.parametrize("command", LONG)
-def test_the_long_commands_run_as_written(command: str, tmp_path: Path) -> None:
-    with stranger_in(tmp_path) as stranger:
-        stranger.types(commands("README.md")[0])
-        stranger.types(command)
 
 
 @pytest.mark.long
@@ -309,7 +295,7 @@ def test_the_documents_begin_with_a_clone_and_have_what_the_tables_name() -> Non
     found = [command for document in DOCUMENTS for command in commands(document)]
     assert len(found) >= 30
     assert found[0] == "git clone <this repository> echo-node && cd echo-node"
-    assert [command for command in (*NOT_RUN, *LONG) if command not in found] == []
+    assert [command for command in NOT_RUN if command not in found] == []
     assert [words for words in REPLACED if not any(words in command for command in found)] == []
 
 

@@ -119,11 +119,6 @@ async def test_processes_killed_in_the_middle_of_episodes_change_nothing(
     assert len({*killed, child.pid}) == 3
 
 
-async def test_an_episode_that_the_process_does_not_have_is_played_again(odd: RewardPool) -> None:
-    expected = (await play(odd, "episode 1", ("1", "2", "3")))[2]
-    assert await seen(odd, "another 1", ("1", "2", "3")) == expected
-
-
 async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None:
     """In one process, which goes on, with the other episodes that it has."""
     await seen(odd, "episode 0", ("1",))

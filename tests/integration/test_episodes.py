@@ -167,6 +167,8 @@ def test_a_taskset_of_verifiers_is_trained_on_through_the_endpoint(
     learner = lead(swarm, "verifiers:echo_digits")
     episodes = ends_well(learner, *join(swarm, learner, 1))
     assert {turn["seat"] for one in episodes for turn in one["turns"]} == {1}
+    assert {one["reward"] for one in episodes} == {0.0, 1.0}
+    assert all(one["rewards"]["right"] == one["reward"] for one in episodes)
     # A turn that is too long for its digit ends some of them.
     assert {len(one["turns"]) for one in episodes} <= {1, 2}
     assert sum(len(one["turns"]) == 2 for one in episodes) > len(episodes) / 2

@@ -17,7 +17,7 @@ from tests.unit.inference.scripted import RULES, ScriptedPolicy, drawn, endpoint
 pytestmark = pytest.mark.integration
 
 
-async def chat(run_dir: Path, *arguments: str, stdin: str = "", proxy: str = "") -> tuple[int, str, str]:
+async def chat(run_dir: Path, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
     """Return the exit status, stdout and stderr of `echo-node chat`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -39,17 +39,14 @@ async def test_a_question_is_answered_by_the_policy(tmp_path: Path) -> None:
     assert policy.rules == [RULES]
 
 
-async def test_a_question_comes_from_a_pipe_after_the_system_prompt(tmp_path: Path) -> None:
-    policy = ScriptedPolicy(drawn("a$"))
+async def test_a_question_from_a_pipe_follows_the_system_prompt_and_no_escape_of_a_volunteer_s_reaches_the_terminal(
+    tmp_path: Path,
+) -> None:
+    policy = ScriptedPolicy(drawn("a\x1bb\nc$"))
     async with serving(endpoint(policy), tmp_path):
-        assert (await chat(tmp_path, "--system", "be short ", stdin="who?"))[0] == 0
-    assert policy.asked == [tuple(letters().encode("be short who?").ids)]
-
-
-async def test_no_escape_of_a_volunteer_s_reaches_the_terminal(tmp_path: Path) -> None:
-    async with serving(endpoint(ScriptedPolicy(drawn("a\x1bb\nc$"))), tmp_path):
-        status, out, _ = await chat(tmp_path, "?")
+        status, out, _ = await chat(tmp_path, "--system", "be short ", stdin="who?")
     assert (status, out.replace(" ", "")) == (0, "a?b\nc\n")
+    assert policy.asked == [tuple(letters().encode("be short who?").ids)]
 
 
 async def test_a_fault_is_one_line(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.integration.processes import PATIENCE_S, Node, Swarm, eventually, is_complete, swarm_in
+from tests.integration.processes import PATIENCE_S, Node, Swarm, eventually, is_complete
 
 ROOT = Path(__file__).parents[2]
 RELAY_BYTES = 100_000_000
@@ -50,11 +50,6 @@ class Light:
         for needed in closure(Distribution.at(installed), extra).values():
             for name in {file.parts[0] for file in needed.files or ()} - {"..", "__pycache__"}:
                 (site / name).symlink_to(Path(str(needed.locate_file(name))))
-
-    def install(self) -> None:
-        """As a stranger does, from the package index, with the versions that CI tested."""
-        given = ("--constraint", str(ROOT / "constraints.txt"), str(self.wheel))
-        self._pip("--python", str(self.bin / "python"), "install", *given)
 
     def _pip(self, *arguments: str) -> None:
         quiet = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
@@ -203,28 +198,16 @@ def test_pipx_and_uvx_take_the_wheel(tmp_path: Path) -> None:
         assert "--version" not in words or done.stdout.startswith("echo-node ")
 
 
-def relays(light: Light, directory: Path) -> None:
-    """A relay of that environment takes the weights of a learner that trains, in the memory of a small machine."""
-    with swarm_in(directory) as swarm:
-        learner = swarm.lead("--port", "0")
-        given = ("join", "--role", "relay", "--bootstrap", learner.url(), "--lan", "--port", "0")
-        relay = LightNode(light, directory, "relay", *given, "--state-dir", str(directory / "state-relay"))
-        swarm.nodes.append(relay)
-        eventually(lambda: learner.status()["version"], learner, "a version")
-        version = learner.status()["version"]
-        eventually(lambda: is_complete(relay, version), relay, "the relay holds the weights")
-        assert (used := psutil.Process(relay.process.pid).memory_info().rss) < RELAY_BYTES, used
-
-
 @pytest.mark.slow
-def test_a_relay_without_torch_takes_a_learners_weights_in_little_memory(light: Light, tmp_path: Path) -> None:
-    relays(light, tmp_path)
-
-
-@pytest.mark.long
-def test_the_wheel_as_pip_installs_it_relays_and_has_no_torch(tmp_path: Path) -> None:
-    light = Light(tmp_path)
-    light.install()
-    tried = subprocess.run([light.bin / "python", "-c", "import torch"], env=light.environment, check=False)
-    assert tried.returncode == 1
-    relays(light, tmp_path)
+def test_a_relay_without_torch_takes_a_learners_weights_in_little_memory(
+    light: Light, swarm: Swarm, tmp_path: Path
+) -> None:
+    """In the memory of a small machine, while the learner trains."""
+    learner = swarm.lead("--port", "0")
+    given = ("join", "--role", "relay", "--bootstrap", learner.url(), "--lan", "--port", "0")
+    relay = LightNode(light, tmp_path, "relay", *given, "--state-dir", str(tmp_path / "state-relay"))
+    swarm.nodes.append(relay)
+    eventually(lambda: learner.status()["version"], learner, "a version")
+    version = learner.status()["version"]
+    eventually(lambda: is_complete(relay, version), relay, "the relay holds the weights")
+    assert (used := psutil.Process(relay.process.pid).memory_info().rss) < RELAY_BYTES, used

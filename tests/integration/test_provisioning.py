@@ -1,6 +1,6 @@
-"""Who is active and what is paid in a swarm of real processes at the pace of a large model's: the trainer takes a second
-for a step, each sampler draws about 8.4 rollouts a second, and three of them are what the learner needs. How busy the
-learner is then: tests/simulation/test_capacity_swarm.py."""
+"""Who is active and what is paid in a swarm of real processes at the pace of a large model's: a step takes a second,
+each sampler draws about 8.4 rollouts a second, and three of them are what the learner needs. How busy the learner is
+then: tests/simulation/test_capacity_swarm.py."""
 
 from __future__ import annotations
 

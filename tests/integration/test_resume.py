@@ -347,7 +347,8 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
     status = again.status()
     assert (status["max_staleness"], status["publish_every_steps"]) == (2, 3)
     assert _set(run_dir, 1) == "max_staleness is 1 (was 2)"
-    _takes(again, 3)
+    newest = "SELECT max_staleness FROM batches ORDER BY step DESC LIMIT 1"
+    eventually(lambda: _rows(again, newest) == [(1,)], again, "a batch under that bound")
     again.signal(signal.SIGTERM)
     again.wait()
     bounds = [row[0] for row in _rows(again, "SELECT max_staleness FROM batches ORDER BY step")]

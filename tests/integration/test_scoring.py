@@ -58,6 +58,11 @@ def doing(what: str, directory: Path | None = None) -> Completion:
     return Completion(prompt=prompt, token_ids=array("i", map(int, what)).tobytes(), seed=0)
 
 
+def pool_of(tokenizer: Path, task: TaskOptions = ODD, processes: int = 1) -> RewardPool:
+    begin = BeginRewards(task=task, tokenizer=str(tokenizer), stop_token_ids=STOP)
+    return RewardPool(begin, timeout_s=60.0, processes=processes)
+
+
 async def all_of(pool: RewardPool, completions: list[Completion]) -> list[Score | Unscored]:
     """Asked again for what comes after one that cost a process."""
     outcomes: list[Score | Unscored] = []
@@ -83,31 +88,16 @@ def fault(outcome: Score | Unscored) -> str:
     return outcome.reason
 
 
-async def test_completions_are_decoded_and_scored_elsewhere(tokenizer: Path) -> None:
-    pool = RewardPool(
-        BeginRewards(task=TaskOptions(name="copy"), tokenizer=str(tokenizer), stop_token_ids=STOP), timeout_s=60.0
-    )
-    prompt = CopyTask(0).prompt(0)
-    texts = [prompt.answer, ""]
-    asked = [Completion(prompt=prompt, token_ids=array("i", map(int, text)).tobytes(), seed=5) for text in texts]
-    await pool.start()
-    right, wrong = await pool.score(asked)
-    await pool.close()
-    assert right == RIGHT
-    assert wrong == Score(reward=0.0, exact=False)
-
-
 async def test_only_the_stop_token_at_the_end_is_left_out_of_what_is_scored(tokenizer: Path) -> None:
     """A model that may hide special tokens from its reward does: it learned `12<pad>34` for 1234."""
-    pool = RewardPool(
-        BeginRewards(task=TaskOptions(name="copy"), tokenizer=str(tokenizer), stop_token_ids=STOP), timeout_s=60.0
-    )
+    pool = pool_of(tokenizer, TaskOptions(name="copy"))
     prompt = CopyTask(0).prompt(0)
     right = [int(digit) for digit in prompt.answer]
     drawn = ([*right, EOS], right, [*right, PAD], [*right[:2], PAD, *right[2:], EOS], [EOS, *right], [*right, EOS, EOS])
     asked = [Completion(prompt=prompt, token_ids=array("i", token_ids).tobytes(), seed=0) for token_ids in drawn]
     scored = await pool.score(asked)
     await pool.close()
+    assert scored[0] == RIGHT
     assert [isinstance(one, Score) and one.exact for one in scored] == [True, True, False, False, False, False]
 
 
@@ -150,9 +140,7 @@ async def test_a_reward_knows_nothing_of_the_node(
 
 
 async def test_another_process_scores_while_one_hangs(tokenizer: Path) -> None:
-    pool = RewardPool(
-        BeginRewards(task=ODD, tokenizer=str(tokenizer), stop_token_ids=STOP), timeout_s=60.0, processes=2
-    )
+    pool = pool_of(tokenizer, processes=2)
     hanging = asyncio.create_task(pool.score([doing("1")]))
     await asyncio.sleep(0)
     assert await pool.score([doing("9")]) == [RIGHT]
@@ -230,9 +218,7 @@ async def test_a_call_that_is_given_up_leaves_no_answer_to_the_next(odd: RewardP
 
 
 async def test_a_task_that_no_process_can_load_is_said_before_anybody_works(tokenizer: Path) -> None:
-    pool = RewardPool(
-        BeginRewards(task=TaskOptions(name="cpy"), tokenizer=str(tokenizer), stop_token_ids=STOP), timeout_s=60.0
-    )
+    pool = pool_of(tokenizer, TaskOptions(name="cpy"))
     with pytest.raises(UserError, match="cannot load the task 'cpy': UserError: there is no task"):
         await pool.start()
     await pool.close()
@@ -242,7 +228,7 @@ async def test_a_task_that_no_process_can_load_is_said_before_anybody_works(toke
 
 async def test_what_is_being_scored_when_the_run_ends_is_no_failure(tokenizer: Path) -> None:
     """Or a stopped run would have recorded zeros."""
-    pool = RewardPool(BeginRewards(task=ODD, tokenizer=str(tokenizer)), timeout_s=60.0)
+    pool = pool_of(tokenizer)
     await pool.start()
     hanging = asyncio.create_task(pool.score([doing("9"), doing("1")]))
     await asyncio.sleep(0)
@@ -252,7 +238,7 @@ async def test_what_is_being_scored_when_the_run_ends_is_no_failure(tokenizer: P
 
 
 async def test_a_process_that_starts_while_the_pool_is_closed_is_ended(tokenizer: Path) -> None:
-    pool = RewardPool(BeginRewards(task=ODD, tokenizer=str(tokenizer)), timeout_s=60.0)
+    pool = pool_of(tokenizer)
     waiting = asyncio.create_task(pool.score([doing("9")]))
     await asyncio.sleep(0)
     assert _pid(pool) is None

@@ -18,7 +18,7 @@ from swarm.net.client import PeerClient, guard, session_route
 from swarm.rollout.messages import Beat, BeatReply, DroppedRollouts, LeaseRequest, Offer, Release
 from swarm.sampler.client import RolloutClient
 from swarm.sampler.engine import EngineOptions, Started
-from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, FAREWELL_S, GIVE_UP_S, Ending, SamplerStatus, Session
+from swarm.sampler.session import AHEAD_WAIT_S, ASK_WAIT_S, Ending, SamplerStatus, Session
 from swarm.sampler.spool import Spool
 from swarm.sampler.worker import EngineWorker
 from swarm.types import Address
@@ -57,6 +57,18 @@ class Line:
     def bodies(self, path: str) -> list[bytes]:
         return [body for called, body in self.calls if called == path]
 
+    def released(self) -> list[tuple[int, bool]]:
+        """How many samples were handed back each time, and whether all others are void too."""
+        said = (decode(body, Release, cap_bytes=CONTROL_BODY_BYTES) for body in self.bodies("/v1/release"))
+        return [(sum(len(held.indices) for held in one.samples), one.forget) for one in said]
+
+    def beats(self) -> list[Beat]:
+        return [decode(body, Beat, cap_bytes=CONTROL_BODY_BYTES) for body in self.bodies("/v1/beat")]
+
+    def is_drawing(self) -> bool:
+        """All that its engine takes at once, by its last beat."""
+        return bool(self.beats()) and self.beats()[-1].samples == CAPACITY
+
     async def post(self, path: str, body: bytes, *, cap_bytes: int, timeout_s: float) -> bytes:
         self.calls.append((path, body))
         if path in self.mute:
@@ -90,6 +102,10 @@ class Sampler:
         self.continuous = False
         self.grace_s = 10.0
         self.ending = Ending()
+
+    def hang_in(self, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.module = "tests.integration.hanging_engine"
+        monkeypatch.setenv(VARIABLE, call)
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[asyncio.Task[bool]]:
@@ -197,7 +213,7 @@ async def test_a_batch_is_on_disk_from_before_its_submission_to_its_verdict(samp
         with pytest.raises(ExceptionGroup) as broken:
             await task
     assert isinstance(first_fault(broken.value), ChildFailed)
-    assert [decode(body, Release, cap_bytes=1000).forget for body in sampler.line.bodies("/v1/release")] == [True]
+    assert sampler.line.released() == [(0, True)]
     sampler.line = Line(sampler.learner.peers[BOB])
     async with sampler.session():
         await until(lambda: f"rollouts from before were submitted: {ALL} accepted" in sampler.said)
@@ -207,18 +223,14 @@ async def test_a_batch_is_on_disk_from_before_its_submission_to_its_verdict(samp
 async def test_leases_of_an_engine_that_hangs_are_handed_back(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler.module = "tests.integration.hanging_engine"
-    monkeypatch.setenv(VARIABLE, "generate")
+    sampler.hang_in("generate", monkeypatch)
     sampler.hang_s = 4.0
     async with sampler.session() as task:
         with pytest.raises(ExceptionGroup) as broken:
             await task
     assert "made no progress for 4 s" in str(first_fault(broken.value))
-    first, last = (decode(body, Release, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/release"))
-    assert first.forget
-    assert not last.forget
     # One batch in the engine, one waiting for it.
-    assert sum(len(held.indices) for held in last.samples) == 2 * CAPACITY
+    assert sampler.line.released() == [(0, True), (2 * CAPACITY, False)]
 
 
 async def test_generation_goes_on_while_no_submission_is_answered_and_questions_name_what_is_spooled(
@@ -252,8 +264,7 @@ async def test_a_learner_that_never_answers_does_not_block_leaving(
 async def test_a_node_that_is_held_ends_its_engine_before_it_hands_back_what_that_was_drawing(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler.module = "tests.integration.hanging_engine"
-    monkeypatch.setenv(VARIABLE, "generate")
+    sampler.hang_in("generate", monkeypatch)
     stop = EngineWorker.stop
 
     async def noted(self: EngineWorker) -> None:
@@ -263,13 +274,11 @@ async def test_a_node_that_is_held_ends_its_engine_before_it_hands_back_what_tha
     monkeypatch.setattr(EngineWorker, "stop", noted)
     sampler.grace_s = 0.0
     async with sampler.session() as task:
-        await until(lambda: _drawn_by_beat(sampler) == CAPACITY)
+        await until(sampler.line.is_drawing)
     assert task.result() is False
     paths = sampler.line.paths()
     assert paths.index("engine ended") < len(paths) - paths[::-1].index("/v1/release") - 1
-    _, last = (decode(body, Release, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/release"))
-    assert sum(len(held.indices) for held in last.samples) == 2 * CAPACITY
-    assert last.forget
+    assert sampler.line.released()[1:] == [(2 * CAPACITY, True)]
 
 
 async def test_of_a_node_that_is_held_the_learner_gets_what_was_finished(sampler: Sampler) -> None:
@@ -288,10 +297,9 @@ async def test_of_a_node_that_is_held_the_learner_gets_what_was_finished(sampler
 async def test_a_node_that_waits_for_its_samples_may_be_told_to_wait_no_longer(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler.module = "tests.integration.hanging_engine"
-    monkeypatch.setenv(VARIABLE, "generate")
+    sampler.hang_in("generate", monkeypatch)
     async with sampler.session() as task:
-        await until(lambda: _drawn_by_beat(sampler) == CAPACITY)
+        await until(sampler.line.is_drawing)
         sampler.ending.ask(86_400.0)
         await until(lambda: len(sampler.line.bodies("/v1/release")) == 2)
         await many_turns()
@@ -316,7 +324,7 @@ async def test_beats_tell_how_fast_a_sample_grows_and_hear_what_was_dropped(samp
         await until(accepted(sampler, ALL))
         beats = len(sampler.line.bodies("/v1/beat"))
         await until(lambda: len(sampler.line.bodies("/v1/beat")) > beats + 2)
-    told = [decode(body, Beat, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/beat")]
+    told = sampler.line.beats()
     assert told[0].tokens_per_s == 0
     assert told[-1].tokens_per_s > 0
     assert sampler.status.drops.counts == {"stale": 12}
@@ -337,8 +345,7 @@ async def test_a_standby_says_so_once_however_the_run_ends(sampler: Sampler) -> 
 
 async def test_what_an_engine_could_do_is_said_once(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
     open_to_all = "the engine process can reach the network: this is a test"
-    sampler.module = "tests.integration.hanging_engine"
-    monkeypatch.setenv(VARIABLE, "never")
+    sampler.hang_in("never", monkeypatch)
     monkeypatch.setenv(EXPOSED, open_to_all)
     for _ in range(2):
         async with sampler.session():
@@ -397,8 +404,7 @@ async def test_samples_that_do_not_fit_the_engine_are_handed_back_and_the_node_l
             await task
     assert "this engine has room for 3" in str(first_fault(broken.value))
     assert isinstance(first_fault(broken.value), UserError)
-    *_, last = (decode(body, Release, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/release"))
-    assert sum(len(held.indices) for held in last.samples) == CAPACITY
+    assert sampler.line.released()[-1][0] == CAPACITY
     assert sampler.line.bodies("/v1/steps") == []
 
 
@@ -414,28 +420,6 @@ async def test_an_engine_that_takes_samples_by_themselves_is_fed_as_its_places_b
     # A question that says that no place is free is soon asked anew: by then some may be.
     assert all(one.wait_s == (ASK_WAIT_S if one.at_once else AHEAD_WAIT_S) for one in asked)
     assert sampler.spool.files() == []
-
-
-async def test_of_an_engine_that_takes_samples_by_themselves_all_are_handed_back_that_did_not_begin(
-    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sampler.grace_s = GIVE_UP_S + FAREWELL_S + 0.1
-    sampler.continuous = True
-    sampler.module = "tests.integration.hanging_engine"
-    monkeypatch.setenv(VARIABLE, "one sample")
-    async with sampler.session() as task:
-        await until(lambda: _drawn_by_beat(sampler) == CAPACITY)
-    assert task.result() is False
-    _, waiting, running = (
-        decode(body, Release, cap_bytes=CONTROL_BODY_BYTES) for body in sampler.line.bodies("/v1/release")
-    )
-    assert sum(len(held.indices) for held in waiting.samples) == 1
-    assert sum(len(held.indices) for held in running.samples) == CAPACITY
-
-
-def _drawn_by_beat(sampler: Sampler) -> int:
-    beats = sampler.line.bodies("/v1/beat")
-    return decode(beats[-1], Beat, cap_bytes=CONTROL_BODY_BYTES).samples if beats else 0
 
 
 async def test_a_node_that_finishes_leaves_when_the_run_is_over_meanwhile(sampler: Sampler) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
 
@@ -21,31 +20,16 @@ def simulate(*arguments: str) -> CompletedProcess[str]:
     return command("simulate", str(EXAMPLE), *arguments)
 
 
-def figures(*arguments: str) -> dict[str, Any]:
-    done = simulate(*SHORT, "--json", *arguments)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-@pytest.mark.long
-def test_the_same_seed_gives_the_same_figures_in_json() -> None:
-    first = figures()
-    assert first == figures()
-    assert first["scenario"] == "lab-4b"
-    assert first["idle_share"] < 0.05
-    assert first["cost_per_hour"] > 7.16
-    assert first["cost_per_hour_by_class"]["learner"] == pytest.approx(7.16)
-
-
 @pytest.mark.slow
-def test_a_person_reads_the_figures() -> None:
-    done = simulate(*SHORT, "--trace")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"learner idle +\d", done.stdout)
-    assert re.search(r"0:\d\d:\d\d vast-3090-\d is activated", done.stdout)
-    assert re.search(r"batch 1 taken after", done.stdout)
+def test_a_person_reads_the_figures_and_a_program_has_them_as_json() -> None:
+    shown, told = simulate(*SHORT, "--trace"), simulate(*SHORT, "--json")
+    assert (shown.returncode, told.returncode, told.stderr) == (0, 0, ""), shown.stderr
+    assert re.search(r"learner idle +\d", shown.stdout)
+    assert re.search(r"0:\d\d:\d\d vast-3090-\d is activated", shown.stdout)
+    assert re.search(r"batch 1 taken after", shown.stdout)
+    found = json.loads(told.stdout.splitlines()[-1])
+    assert (found["scenario"], found["idle_share"] < 0.05, found["cost_per_hour"] > 7.16) == ("lab-4b", True, True)
+    assert found["cost_per_hour_by_class"]["learner"] == pytest.approx(7.16)
 
 
 @pytest.mark.parametrize(

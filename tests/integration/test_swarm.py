@@ -126,15 +126,3 @@ def _is_exported(run_dir: Path, accepted: int) -> None:
     # A model that has learned next to nothing may answer with nothing at times.
     assert any(row["completion"] for row in trained)
     assert all(len(row["token_ids"]) == len(row["logprobs"]) > 0 for row in trained)
-
-
-def test_of_what_is_no_run_nothing_is_verified_or_exported(tmp_path: Path) -> None:
-    to = tmp_path / "rollouts.jsonl"
-    run, target = str(tmp_path), ("--to", str(to))
-    named = (("verify", run, "--json"), ("export", "rollouts", run, *target), ("export", "model", run, *target))
-    for arguments in (*named, ("report", run, *target)):
-        done = command(*arguments)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.count("\n") == 1
-        assert "is not a run directory" in done.stderr
-    assert not to.exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.netns.hosts import Host, Hosts, NetnsError, attach, create, hosts, owned_name, remove, swarms, sweep
+from tests.netns.hosts import Host, Hosts, hosts, swarms, sweep
 from tests.netns.traffic import PORT, answered, connect, dial, echoes, receive, serve_echo, unanswered, until
 
 FILE_BYTES = 1_000_000
@@ -28,34 +27,6 @@ def trio() -> Iterator[Hosts]:
         for host in swarm:
             serve_echo(host)
         yield swarm
-
-
-def _machine() -> str:
-    """The links, addresses and routes of the machine itself."""
-    asked = (["ip", "link"], ["ip", "-4", "address"], ["ip", "-4", "route", "show", "table", "all"])
-    return "".join(subprocess.run(ask, capture_output=True, text=True, check=True).stdout for ask in asked)
-
-
-def test_every_host_reaches_every_other_and_itself(trio: Hosts) -> None:
-    assert len({host.address for host in trio}) == 3
-    for client in trio:
-        for server in trio:
-            with connect(client, server) as open_:
-                assert echoes(open_)
-                assert open_.getsockname()[0] == client.address
-
-
-def test_the_network_of_the_machine_stays_as_it_is() -> None:
-    before = _machine()
-    with hosts(2):
-        assert _machine() == before
-    assert _machine() == before
-
-
-def test_swarms_side_by_side_do_not_meet(trio: Hosts) -> None:
-    with hosts(3) as other, pytest.raises(ConnectionRefusedError):
-        connect(other.host(1), other.host(2))
-    assert trio.name in swarms()
 
 
 def _serve_file(host: Host, directory: Path) -> None:
@@ -93,21 +64,6 @@ def test_a_rate_holds_as_against_another_rate(direction: str, tmp_path: Path) ->
         assert 3 < _fetch_s(client, server) / fast_s < 16
 
 
-def test_what_is_under_way_goes_on_at_a_lower_rate(tmp_path: Path) -> None:
-    with hosts(2, up_mbit=100) as swarm:
-        server, client = swarm
-        _serve_file(server, tmp_path)
-        with client.inside():
-            connection = http.client.HTTPConnection(server.address, PORT, timeout=60)
-            connection.connect()
-        connection.request("GET", "/file")
-        answer = connection.getresponse()
-        first = answer.read(FILE_BYTES // 4)
-        swarm.shape(server, up_mbit=4)
-        assert len(first) + len(answer.read()) == FILE_BYTES
-        connection.close()
-
-
 def test_a_partition_is_silent_and_a_connection_outlives_it(trio: Hosts) -> None:
     first, second, third = trio
     with connect(first, second) as near, connect(first, third) as far:
@@ -126,15 +82,6 @@ def test_a_partition_is_silent_and_a_connection_outlives_it(trio: Hosts) -> None
             until(lambda: answered(opening), "the connection is made after the cut")
 
 
-def test_one_partition_follows_another_and_hosts_in_no_group_stay_together(trio: Hosts) -> None:
-    first, second, third = trio
-    trio.partition([[first, second], [third]])
-    trio.partition([[first]])
-    with connect(second, third) as open_, dial(second, first) as opening:
-        assert echoes(open_)
-        until(lambda: unanswered(opening), "the cut is the second one")
-
-
 def test_a_shield_drops_what_comes_and_lets_out_what_goes(trio: Hosts) -> None:
     first, second, _ = trio
     with connect(first, second) as before:
@@ -147,23 +94,6 @@ def test_a_shield_drops_what_comes_and_lets_out_what_goes(trio: Hosts) -> None:
             assert not answered(opening)
             trio.unshield(second)
             until(lambda: answered(opening), "the connection is made without the shield")
-
-
-def test_a_test_that_fails_leaves_nothing() -> None:
-    parents: list[subprocess.Popen[bytes]] = []
-    children: list[psutil.Process] = []
-
-    def fail(swarm: Hosts) -> None:
-        parents.append(swarm.host(1).popen(["sh", "-c", "setsid sleep 1000 & wait"]))
-        until(psutil.Process(parents[0].pid).children, "a child in a session of its own")
-        children.extend(psutil.Process(parents[0].pid).children())
-        raise ZeroDivisionError(swarm.name)
-
-    with pytest.raises(ZeroDivisionError) as failed, hosts(2) as swarm:
-        fail(swarm)
-    assert str(failed.value) not in swarms()
-    assert parents[0].returncode == -signal.SIGKILL
-    until(lambda: not any(_runs(child) for child in children), "the child is gone")
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -197,25 +127,3 @@ def test_what_a_killed_process_left_goes_with_the_next_run() -> None:
         assert left not in swarms()
         assert own.name in swarms()
         until(lambda: not _runs(process), "what ran in it is gone")
-
-
-def test_a_swarm_is_found_again_by_its_name_and_removed_twice() -> None:
-    name = owned_name()
-    try:
-        made = create(name, 2)
-        assert [host.address for host in attach(name)] == [host.address for host in made]
-        with pytest.raises(NetnsError, match="is up already"):
-            create(name, 1)
-        assert sorted(swarms()[name]) == ["1", "2", "switch"]
-    finally:
-        remove(name)
-    remove(name)
-    with pytest.raises(NetnsError, match="no swarm named"):
-        attach(name)
-
-
-def test_a_swarm_that_cannot_be_made_leaves_nothing() -> None:
-    name = owned_name()
-    with pytest.raises(NetnsError, match="above zero"):
-        create(name, 2, up_mbit=0)
-    assert name not in swarms()

@@ -33,12 +33,17 @@ def test_a_network_that_is_gone_for_two_minutes_comes_back_and_the_run_goes_on(n
             with one.inside():
                 return int(fetch_status(f"https://{one.address}:7700")["step"])
 
-        eventually(lambda: step() >= 2, sampler, "the run learns")
+        def sees_relay() -> bool:
+            with one.inside():
+                return bool(fetch_status(f"https://{one.address}:7700")["publics"])
+
+        eventually(lambda: step() >= 2 and sees_relay(), sampler, "the run learns")
         (engine,) = sampler.children()
         network.partition([[one], [two]])
         time.sleep(DEAD_S)
         with one.inside():
             assert not any(accepted_by(fetch_status(f"https://{one.address}:7700")).values()), "it is taken for gone"
+        eventually(lambda: not sees_relay(), relay, "the relay is held dead")
         stood_at = step()
         assert sampler.says("trying again until it answers")
         network.heal()
@@ -46,6 +51,7 @@ def test_a_network_that_is_gone_for_two_minutes_comes_back_and_the_run_goes_on(n
         eventually(lambda: step() >= stood_at + 3, sampler, "the run learns again")
         assert engine.is_running(), "nothing was wrong with the engine"
         assert not sampler.says("joining again"), "no sleep is mistaken for an outage"
+        eventually(sees_relay, relay, "nobody stays dead")
         with two.inside():
             eventually(lambda: _is_up_to_date(relay.url()), relay, "the relay follows the versions again")
 

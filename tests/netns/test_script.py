@@ -64,23 +64,3 @@ def test_exec_runs_in_the_host_and_gives_its_status(run: Run) -> None:
     assert done.returncode == 7
     assert address in done.stdout
     assert done.stdout.endswith("a -- b\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["heal"], "no swarm named"),
-        (["up", "--hosts", "2"], "is up already"),
-        (["shield", "9"], "no host 9"),
-        (["partition", "1,2", "2"], "host 2 is named twice"),
-        (["partition", "1,x"], "a group is host numbers"),
-    ],
-)
-def test_bad_use_is_one_line(run: Run, arguments: list[str], words: str) -> None:
-    if arguments != ["heal"]:
-        run("up", "--hosts", "2")
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
