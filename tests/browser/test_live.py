@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.chromium import NARROW, WIDE
+from tests.browser.chromium import WIDE
 from tests.browser.conftest import Opened
 from tests.browser.hostile import IMAGE, SCRIPT
 from tests.browser.pages import EVERY_WAY, Scheme, faults_in, is_up, made_of_strangers, passed_over, takes_steps_on
@@ -24,15 +24,6 @@ def test_it_is_quiet_asks_nobody_else_and_moves_nothing(hostile: Led, opened: Op
     for section in watched.page.locator("main section").all():
         section.scroll_into_view_if_needed()
         takes_steps_on(watched.page, 1)
-    assert watched.shifted() < MAX_SHIFT
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("size", [NARROW, WIDE], ids=["narrow", "wide"])
-def test_many_updates_move_nothing(hostile: Led, opened: Opened, size: tuple[int, int]) -> None:
-    watched = opened(hostile.page.url, viewport={"width": size[0], "height": size[1]})
-    is_up(watched.page)
-    takes_steps_on(watched.page, 60)
     assert watched.shifted() < MAX_SHIFT
 
 

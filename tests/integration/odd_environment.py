@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from random import Random
 from typing import Any
 
@@ -43,20 +41,6 @@ class OddEnvironment(Environment):
     def _do_0(self) -> Step:
         raise ValueError("this environment\nraises")
 
-    def _do_1(self) -> Step:
-        while True:
-            time.sleep(60)
-
-    def _do_2(self) -> Step:
-        print("about to go", file=sys.stderr)
-        os._exit(3)
-
-    def _do_3(self) -> Step:
-        return Step(messages=[("user", "1")], rewards=(float("nan"),))
-
-    def _do_4(self) -> Any:
-        return "a fine answer"
-
     def _do_5(self) -> Step:
         return Step(rewards=(float(len(bytearray(4096 << 20))),))
 
@@ -65,15 +49,5 @@ class OddEnvironment(Environment):
         self._kept = bytearray(1024 << 20)
         return Step(messages=[("user", "=")])
 
-    def _do_6(self) -> Step:
-        return Step(messages=[("user", "1")], seat=2)
-
-    def _do_7(self) -> Step:
-        print("an environment that prints does not speak to the pool")
-        return Step(messages=[("user", "=")])
-
     def _do_8(self) -> Step:
         sys.exit("enough")
-
-    def _do_9(self) -> Step:
-        return Step(messages=[("user", 1)])  # type: ignore[list-item]

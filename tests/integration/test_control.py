@@ -82,26 +82,12 @@ def test_a_paused_node_gives_its_samples_to_others_and_passes_weights_on_until_i
     assert ask(swarm, held, "resume") == "drawing again\n"
     eventually(lambda: held.status()["verdicts"].get("accepted"), held, "its rollouts are accepted again")
     assert ask(swarm, held, "status").startswith(f"sampler {held.status()['node'][:12]} · ")
-    assert ask(swarm, held, "leave") == "leaving; others draw the samples that were under way\n"
+    assert ask(swarm, held, "finish") == "finishing the samples under way, then leaving\n"
     assert held.wait() == 0
     assert not (swarm.directory / "state-held" / SOCKET).exists()
     said = ask(swarm, held, "logs").splitlines()
     assert any(line.endswith("nothing holds this node any more: drawing again") for line in said)
     assert "left the swarm; " in said[-1]
-
-
-@pytest.mark.long
-def test_a_node_that_finishes_hands_in_what_it_was_drawing(swarm: Swarm, learner: Learner) -> None:
-    swarm.draw_at(3.0)
-    node = swarm.scripted(learner.url(), "--grace", "0", name="node")
-    eventually(lambda: node.status()["state"] == "sampling", node, "it draws")
-    assert not node.status()["verdicts"]
-    assert ask(swarm, node, "finish") == "finishing the samples under way, then leaving\n"
-    assert node.wait() == 0
-    last = node.output().splitlines()[-1]
-    assert last.startswith("left the swarm; ")
-    assert not last.startswith("left the swarm; 0 of its rollouts")
-    assert not node.says("samples under way are handed back")
 
 
 @pytest.mark.slow

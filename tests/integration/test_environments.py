@@ -120,19 +120,15 @@ async def test_processes_killed_in_the_middle_of_episodes_change_nothing(
 
 
 async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None:
-    """In one process, which goes on, with the other episodes that it has."""
+    """In one process, which goes on, with the other episodes that it has. Answers that are none: unit/tasks."""
     await seen(odd, "episode 0", ("1",))
     pid = pids(odd)
-    wrong = ("=0", "=3", "=4", "=6", "=8", "=9", "=5")
+    wrong = ("=0", "=8", "=5")
     tried = [odd.step(asked(f"wrong {n}", ("1", text))) for n, text in enumerate(wrong)]
     *found, right = await asyncio.gather(*tried, odd.step(asked("episode 0", ("1", "2"))))
     assert [fault(one) for one in found] == [
         "it raised ValueError: this environment raises",
-        "it raised ValueError: reward 1 is nan, which is not a finite number up to 1e+09",
-        f"it raised TypeError: step() of {ODD.name} returned neither a Step nor (messages, reward, done)",
-        "it raised ValueError: a Step of 2 players has 1 rewards and seat 2 next",
         "it raised SystemExit: enough",
-        "it raised TypeError: messages are (role, content) pairs of texts",
         "it needs more memory than the 2048 MiB that a reward may use",
     ]
     assert right == await seen(odd, "episode 0", ("1", "2"))

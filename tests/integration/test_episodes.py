@@ -110,20 +110,6 @@ def test_a_sampler_killed_in_the_middle_of_episodes_leaves_them_to_others(swarm:
 
 
 @pytest.mark.long
-def test_a_learner_killed_in_the_middle_of_episodes_begins_them_again(swarm: Swarm) -> None:
-    learner = lead(swarm, THINKING)
-    with thinking(learner.process.pid):
-        (early,) = join(swarm, learner, 1, name="early")
-        eventually(lambda: has_drawn(learner, early, FIRST_TURNS), learner, "the first turns are drawn")
-        began = node_of(early)
-        learner.kill()
-    early.kill()
-    again = swarm.resume(learner, name="again")
-    episodes = ends_well(again, *join(swarm, again, 1, name="late"))
-    assert began not in {turn["node"] for one in episodes for turn in one["turns"]}
-
-
-@pytest.mark.long
 def test_two_players_train_on_their_games(swarm: Swarm) -> None:
     learner = lead(swarm, DUEL)
     episodes = ends_well(learner, *join(swarm, learner, 2))

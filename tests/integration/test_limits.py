@@ -70,24 +70,6 @@ def test_an_owner_changes_limits_while_the_node_runs_and_they_outlive_it(swarm: 
 
 
 @pytest.mark.long
-def test_weights_that_may_not_take_so_much_of_the_disk_are_not_fetched(swarm: Swarm, tmp_path: Path) -> None:
-    learner = swarm.lead(*ENDLESS)
-    state = tmp_path / "identity"
-    given = ("--max-disk", "0.00005", "--weights", "disk", "--state-dir", str(state))
-    relay = swarm.relay(learner.url(), *given, name="relay")
-    eventually(lambda: relay.says("paused: "), relay, "it waits for its owner")
-    (why,) = [line for line in relay.output().splitlines() if "paused: " in line]
-    assert re.search(
-        r"paused: the weights take 0\.\d+ GB of the disk with [\w.]+, and max-disk allows 5e-05: allow more, or leave "
-        "this swarm$",
-        why,
-    )
-    limit(state, "max-disk=1")
-    eventually(lambda: relay.says("there is room again: going on"), relay, "it was allowed more")
-    eventually(lambda: relay.status().get("map"), relay, "it holds the weights")
-
-
-@pytest.mark.long
 def test_a_node_that_was_stopped_for_a_minute_and_a_half_joins_again_and_the_run_goes_on(swarm: Swarm) -> None:
     learner = swarm.lead(*ENDLESS)
     sampler = swarm.join(learner.url(), name="sampler")

@@ -270,26 +270,6 @@ def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swa
 
 
 @pytest.mark.long
-def test_groups_that_were_replaced_are_on_record_and_a_new_life_goes_on(swarm: Swarm) -> None:
-    """Of two answers without a model many have the same reward."""
-    swarm.lead_with(dynamic_sampling=True, group_size=2, groups_per_step=8)
-    learner = swarm.lead("--port", "0", *ENDLESS, *OFTEN)
-    sampler = swarm.scripted(learner.url(), name="sampler")
-    _takes(learner, 8)
-    learner.kill()
-    steps = _rows(learner, "SELECT count(*) FROM batches")[0][0] + 8
-    again = swarm.resume(learner, "--steps", str(steps), name="again")
-    assert again.wait() == 0, again.output()
-    _says_goodbye(sampler)
-    _is_one_run(again, steps)
-    counted = _rows(again, "SELECT dropped_at, count(*) FROM groups WHERE reason = 'no_variance' GROUP BY dropped_at")
-    assert len(counted) > steps / 2
-    assert max(count for _, count in counted) <= 8
-    flat = [line["frac_reward_zero_std"] for line in again.metrics()]
-    assert sum(flat) / len(flat) < 0.5
-
-
-@pytest.mark.long
 def test_weights_that_cannot_be_made_again_are_replaced_by_a_later_incarnation(swarm: Swarm) -> None:
     learner = swarm.lead("--port", "0", *ENDLESS)
     sampler = swarm.scripted(learner.url(), name="sampler")
