@@ -1,5 +1,5 @@
 """What people type, from a wheel in an environment of its own, at 80 columns: a researcher with questions and a reward
-in files, a volunteer, and somebody whose learner was killed and has to move."""
+in files, and somebody whose learner was killed and has to move."""
 
 from __future__ import annotations
 
@@ -38,10 +38,6 @@ class Person:
         assert done.returncode == 0, done.stdout + done.stderr
         assert "…" not in done.stdout
         return done.stdout
-
-    def sees(self, *words: str) -> str:
-        """What a command prints, whether it finds a node yet or not."""
-        return self._light.run(*words).stdout
 
     def starts(self, name: str, *words: str) -> Node:
         """A command that stays."""
@@ -85,25 +81,6 @@ def test_a_researcher_trains_on_a_file_with_a_function_and_measures_by_how_much(
     # The same prompts as in the run, drawn without a swarm.
     assert [before, after] == pytest.approx([told[0]["exact_match"], told[-1]["exact_match"]], abs=1e-4)
     assert after > before + 0.3
-
-
-def test_a_volunteer_joins_with_one_line_pauses_goes_on_leaves_and_is_told_what_was_given(person: Person) -> None:
-    about = ("--about", "to put digits in order")
-    learner = person.starts("led", "lead", "sort", *about, "--samplers", "0", "--run-dir", "led-run", *HERE)
-    eventually(lambda: learner.says("a sampler joins with:  echo-node join"), learner, "it prints the line")
-    (line,) = [one for one in learner.output().splitlines() if "a sampler joins with:" in one]
-    node = person.starts("volunteer", *line.partition("echo-node ")[2].split(), "--lan")
-    eventually(lambda: node.says('its owner says: "to put digits in order"'), node, "it is told what for")
-    eventually(lambda: "this node draws" in person.sees("status"), node, "it draws")
-    assert "paus" in person.types("pause")
-    eventually(lambda: node.says("paused: "), node, "it pauses")
-    assert "draw" in person.types("resume")
-    eventually(lambda: "this node draws" in person.sees("status"), node, "it draws again")
-    person.types("leave")
-    assert node.wait() == 0
-    given = person.types("me")
-    assert "to put digits in order" in given
-    assert " tokens" in given
 
 
 def test_a_learner_that_was_killed_goes_on_in_another_place_with_its_own_sampler(person: Person) -> None:

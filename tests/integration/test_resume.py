@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import sqlite3
@@ -269,28 +268,6 @@ def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swa
     assert max(line["staleness/max"] for line in again.metrics()) == 0
 
 
-@pytest.mark.long
-def test_weights_that_cannot_be_made_again_are_replaced_by_a_later_incarnation(swarm: Swarm) -> None:
-    learner = swarm.lead("--port", "0", *ENDLESS)
-    sampler = swarm.scripted(learner.url(), name="sampler")
-    eventually(lambda: _has_taken(learner, 4), learner, "a few steps, and no checkpoint")
-    learner.kill()
-    # Stands for a machine that computes otherwise: the batches are those on record, their weights are not.
-    config = json.loads((learner.run_dir / "config.json").read_text())
-    (learner.run_dir / "config.json").write_text(json.dumps({**config, "learning_rate": 2 * config["learning_rate"]}))
-
-    steps = _rows(learner, "SELECT count(*) FROM batches")[0][0] + 5
-    again = swarm.resume(learner, "--steps", str(steps), name="again")
-    assert again.wait() == 0, again.output()
-    _says_goodbye(sampler)
-    assert "diverged" in _kinds(again)
-    assert again.says("the next version replaces them")
-    versions = _rows(again, "SELECT incarnation FROM versions ORDER BY version")
-    assert versions[0] < versions[-1]
-    assert _steps_written(again) == list(range(1, steps + 1))
-    assert again.verified()["batches"] == steps
-
-
 # -- the dial ------------------------------------------------------------------------------------------------
 
 
@@ -335,52 +312,3 @@ def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
     assert [bound for i, bound in enumerate(bounds) if bound != bounds[i - 1] or i == 0] == [4, 0, 2, 1]
     _bounds_are_kept(again)
     again.verified()
-
-
-@pytest.mark.long
-def test_batches_are_trained_on_again_at_the_learning_rate_that_was_set_for_them(swarm: Swarm) -> None:
-    """By a trainer that is started again, and by a learner: weights that were published come out bit for bit."""
-    swarm.lead_with(warmup_steps=0)
-    learner = swarm.lead("--port", "0", "--learning-rate", "1e-3", *ENDLESS)
-    swarm.scripted(learner.url(), name="sampler")
-    _takes(learner, 3)
-    assert command("set", str(learner.run_dir), "learning-rate=1e-4").stdout == "learning_rate is 0.0001 (was 0.001)\n"
-    _takes(learner, 3)
-    trainer = next(child for child in learner.children() if "swarm.learner.trainer" in " ".join(child.cmdline()))
-    trainer.kill()
-    eventually(lambda: learner.says("training again on the recorded batches "), learner, "it trains again")
-    _takes(learner, 2)
-    assert command("set", str(learner.run_dir), "learning-rate=2e-4").returncode == 0
-    _takes(learner, 2)
-    learner.kill()
-    again = swarm.resume(learner, name="again")
-    _takes(again, 2)
-    assert again.says("training again on the recorded batches ")
-    assert "diverged" not in _kinds(again)
-    rates = [line["learning_rate"] for line in again.metrics()]
-    assert [rate for i, rate in enumerate(rates) if i == 0 or rate != rates[i - 1]] == [1e-3, 1e-4, 2e-4]
-    table = {one["key"]: one["value"] for one in again.status()["settings"]}
-    assert table["learning_rate"] == 2e-4
-    again.kill()
-    again.verified()
-
-
-# -- a trainer that stands still -----------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_a_trainer_that_stands_still_is_replaced(swarm: Swarm) -> None:
-    slow, soon = "tests.slow_steps 0 0", ("env", "TRAINER_HANG_S=10")
-    learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS, module=slow, place=soon)
-    swarm.scripted(learner.url(), name="sampler")
-    _takes(learner, 7)
-    trainer = next(child for child in learner.children() if "swarm.learner.trainer" in " ".join(child.cmdline()))
-    os.kill(trainer.pid, signal.SIGSTOP)
-    line = "the trainer made no progress for 10 s and was killed; starting it again from the last checkpoint (1 of 3)"
-    eventually(lambda: learner.says(line), learner, "the node says that its trainer hung")
-    _takes(learner, 3)
-    assert not trainer.is_running()
-    assert {"trainer_restarted"} <= _kinds(learner)
-    assert "diverged" not in _kinds(learner)
-    learner.kill()
-    learner.verified()
