@@ -96,19 +96,14 @@ def test_a_learner_that_was_killed_goes_on_in_another_place_with_its_own_sampler
     assert "no rollout was too old, lost or used twice" in person.types("verify", "there")
 
 
-def test_a_sampler_of_the_learners_own_comes_back_when_it_was_killed(person: Person) -> None:
+def test_a_sampler_of_the_learner_s_own_ends_with_it_and_is_told_to(person: Person) -> None:
+    """The learner answers until its own samplers have left. That a killed one is replaced: tests/unit/lead."""
     learner = person.starts("keeper", "lead", "copy", "--steps", "5000", "--run-dir", "kept", *HERE)
     eventually(lambda: learner.says("step 1/"), learner, "it trains alone")
-    (own,) = _own_samplers(learner)
-    own.kill()
-    eventually(lambda: learner.says("the sampler of this machine ended"), learner, "it says so")
-    events = person.directory / "kept" / "events.jsonl"
-    eventually(lambda: events.read_text().count('"sampler_joined"') == 2, learner, "another one draws")
     (own,) = _own_samplers(learner)
     learner.signal(signal.SIGTERM)
     learner.wait()
     eventually(lambda: not own.is_running(), learner, "its sampler ended with it")
-    # The learner answers until its own samplers have left.
     last_words = (person.directory / "kept" / "logs" / "sampler-0.log").read_text()
     assert "left the swarm" in last_words
     assert "the learner could not be told" not in last_words

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -202,25 +202,14 @@ def test_a_state_directory_that_its_user_may_not_use(tmp_path: Path) -> None:
     shut.mkdir(mode=0o555)
     found = examined("--state-dir", str(shut), place=AS_OTHERS if os.geteuid() == 0 else ())
     assert found.fixes() == {"state": f'sudo chown -R "$USER" {shut}, or pass another --state-dir'}
-
-
-async def test_a_file_in_the_way_of_a_state_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "a file is in its way" in (await looked_at(tmp_path / "file" / "state")).fixes()["state"]
+    assert "a file is in its way" in examined("--state-dir", str(tmp_path / "file" / "state")).fixes()["state"]
 
 
-@contextmanager
-def mounted(size: str, where: Path) -> Iterator[tuple[str, ...]]:
-    """A place with a small file system of its own at `where`, of which 1 MB is free if there is so much."""
-    filling = f"head -c 1G /dev/zero >{where}/filling 2>/dev/null; " if size == "96m" else ""
-    yield (
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        f'mount -t tmpfs -o size={size} none {where} && {{ {filling}exec "$@"; }}',
-        "sh",
-    )
+def mounted(size: str, where: Path, before: str = "") -> tuple[str, ...]:
+    """A place with a small file system of its own at `where`, in which `before` was done."""
+    script = f'mount -t tmpfs -o size={size} none {where} && {{ {before}exec "$@"; }}'
+    return ("unshare", "--mount", "sh", "-c", script, "sh")
 
 
 @pytest.mark.slow
@@ -233,8 +222,8 @@ def test_a_machine_without_a_network(state: Path) -> None:
 @pytest.mark.slow
 @needs_root
 def test_a_full_disk_says_how_much_to_free(tmp_path: Path) -> None:
-    with mounted("96m", tmp_path) as place:
-        fixes = examined("--state-dir", str(tmp_path), place=place).fixes()
+    place = mounted("96m", tmp_path, f"head -c 1G /dev/zero >{tmp_path}/filling 2>/dev/null; ")
+    fixes = examined("--state-dir", str(tmp_path), place=place).fixes()
     assert fixes.keys() == {"state", "disk"}
     assert fixes["state"].startswith("free some space there")
     assert fixes["disk"].startswith("free 67.2 MB there")
@@ -243,8 +232,8 @@ def test_a_full_disk_says_how_much_to_free(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_root
 def test_weights_that_have_no_room_in_memory_wear_the_disk(learner: Learner, state: Path) -> None:
-    with mounted("128k", Path("/dev/shm")) as place:
-        found = examined("--bootstrap", learner.join_line(), "--state-dir", str(state), place=place)
+    place = mounted("128k", Path("/dev/shm"))
+    found = examined("--bootstrap", learner.join_line(), "--state-dir", str(state), place=place)
     assert "each version rewrites 0.0 GB" in found.what("wear")
     assert found.fixes().keys() == {"wear"}
     assert "size=1G /dev/shm; in a container --shm-size" in found.fixes()["wear"]
