@@ -39,16 +39,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def pool_of(tokenizer: Path, **options: Any) -> RewardPool:
-    began = datetime(2026, 1, 1)
-    begin = BeginRewards(task=ODD, tokenizer=str(tokenizer), stop_token_ids=STOP, memory_bytes=2 << 30, began=began)
-    return RewardPool(begin, **{"timeout_s": 60.0, **options})
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def odd(tokenizer: Path) -> AsyncIterator[RewardPool]:
     """One pool for most tests: a process is started anew only after one that a test has ended."""
-    pool = pool_of(tokenizer)
+    began = datetime(2026, 1, 1)
+    begin = BeginRewards(task=ODD, tokenizer=str(tokenizer), stop_token_ids=STOP, memory_bytes=2 << 30, began=began)
+    pool = RewardPool(begin, timeout_s=60.0)
     yield pool
     await pool.close()
 
@@ -87,17 +83,6 @@ def pids(pool: RewardPool) -> list[int]:
 def fault(outcome: object) -> str:
     assert isinstance(outcome, Unscored), outcome
     return outcome.reason
-
-
-async def test_a_hundred_episodes_at_once_give_what_each_gives_alone(odd: RewardPool, tokenizer: Path) -> None:
-    """In one process and in two, with the right to end a turn."""
-    expected = await alone(odd)
-    assert all(len(observed) == 6 for observed in expected)
-    assert await together(odd) == expected
-    pool = pool_of(tokenizer, processes=2)
-    assert await together(pool) == expected
-    assert len(pids(pool)) == 2
-    await pool.close()
 
 
 async def test_processes_killed_in_the_middle_of_episodes_change_nothing(

@@ -1,25 +1,16 @@
-"""The benchmarks over namespaces measure and clean up."""
+"""The benchmarks over namespaces measure."""
 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.netns.hosts import swarms
-
 pytestmark = pytest.mark.long
-
-STARTED_S = 60.0
-"""Until a scheme's nodes run, on two busy cores."""
 
 
 def said_by(module: str, *arguments: str) -> dict[str, Any]:
@@ -52,25 +43,3 @@ def test_a_version_is_followed_to_the_first_token_that_is_drawn_with_it() -> Non
         assert found[kind].keys() >= {"trainer_held_s", "encode_s", "disk_bytes_per_received_byte", "cpu_s_per_gb"}
         assert found[kind]["installed_over_wire"] > 1
         assert found[kind]["stages"]["drawn_s"]["last"] > found[kind]["installed_s"]
-
-
-def runs_nodes(process: subprocess.Popen[bytes]) -> bool:
-    for child in psutil.Process(process.pid).children(recursive=True):
-        with suppress(psutil.Error):  # one of the short-lived ones
-            if "benchmarks.broadcast_learner" in child.cmdline():
-                return True
-    return False
-
-
-def test_nothing_stays_when_it_is_interrupted() -> None:
-    command = [sys.executable, "-m", "benchmarks.broadcast", "--size-mib", "64", "--peers", "2"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        until = time.monotonic() + STARTED_S
-        while not runs_nodes(process):
-            assert process.poll() is None
-            assert time.monotonic() < until, "its nodes never ran"
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        # With a host all that runs in it is ended.
-        assert process.wait(30) == 128 + signal.SIGTERM
-        assert [name for name in swarms() if name.startswith(f"pid-{process.pid}-")] == []
