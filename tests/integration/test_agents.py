@@ -230,25 +230,3 @@ def test_an_agent_is_tried_before_it_is_trained(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["prompts"], found["reward_failed"], found["tokens_max"]) == (4, 0, 4)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("function", ["many", "pydantic", "agents_sdk"])
-def test_the_official_client_and_frameworks_ask_a_real_model(function: str) -> None:
-    """SmolLM2-135M-Instruct: whatever it says, nobody's client stumbles over it."""
-    from examples.smollm2 import make_model
-
-    if function != "many":
-        pytest.importorskip({"pydantic": "pydantic_ai", "agents_sdk": "agents"}[function], reason="not installed")
-    try:
-        model = make_model()
-    except UserError as fault:
-        pytest.skip(f"no package index: {fault}")
-    task = f"agent:{AGENTS}:{function}"
-    done = run_command(
-        "eval", task, "--model", str(model), "--prompts", "3", "--max-new-tokens", "48", "--json", timeout_s=580
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["prompts"], found["reward_failed"]) == (3, 0), done.stderr[-3000:]
-    assert found["tokens_mean"] > 1

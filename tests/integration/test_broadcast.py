@@ -60,6 +60,21 @@ def newer(found: str | None, than: str) -> bool:
     return found is not None and [*map(int, found.split("."))] > [*map(int, than.split("."))]
 
 
+@pytest.mark.long
+def test_what_a_poisoned_relay_passes_on_is_refused_and_had_from_others(swarm: Swarm, publisher: Publisher) -> None:
+    given = ("--role", "relay", "--lan")
+    liar = swarm.join(publisher.url(), *given, name="liar", module="tests.integration.poisoned_relay")
+    relays = [swarm.relay(publisher.url(), "--lan", name=f"relay-{number}") for number in range(2)]
+    eventually_each((liar, *relays), lambda node: node.status().get("streams") == 3, "everybody is linked")
+    publisher.publish()
+    eventually_each(relays, lambda relay: is_complete(relay, "0.0"), "the honest get all of it")
+    whole = swarm.published()
+    # What lies on the disk is a copy of the map in memory, written after it.
+    eventually_each(relays, lambda relay: swarm.weights(relay.name) == whole, "its copy of the map is that")
+    assert all(relay.status()["chunks_rejected"]["digest"] >= 3 for relay in relays)
+    assert all(relay.says("sent wrong chunks again and again") for relay in relays)
+
+
 @pytest.mark.slow
 def test_a_relay_and_then_a_learner_killed_in_the_middle_hold_up_nobody_and_go_on(
     swarm: Swarm, publisher: Publisher

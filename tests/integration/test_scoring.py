@@ -102,14 +102,17 @@ async def test_only_the_stop_token_at_the_end_is_left_out_of_what_is_scored(toke
 
 
 async def test_what_goes_wrong_fails_alone_and_says_why(odd: RewardPool) -> None:
-    """In one process, which goes on. What is no reward: tests/unit/tasks."""
+    """A raise, a NaN, another type, too much memory, too many parts: in one process, which goes on."""
     await odd.start()
     pid = _pid(odd)
-    scored = await odd.score([doing(what) for what in "9059"])
+    scored = await odd.score([doing(what) for what in ("9", "0", "3", "4", "5", "8", "9")])
     assert scored[0] == scored[-1] == RIGHT
     assert [fault(one) for one in scored[1:-1]] == [
         "it raised ValueError: this reward raises",
+        "it raised ValueError: the reward is nan, which is not a finite number up to 1e+09",
+        f"it raised TypeError: score() of {ODD.name} returned a str, not a number or a Score",
         "it needs more memory than the 2048 MiB that a reward may use",
+        "it raised ValueError: a reward has 17 parts, and may have 16",
     ]
     assert _pid(odd) == pid
 

@@ -49,18 +49,11 @@ def test_a_swarm_from_up_to_down(run: Run, name: str) -> None:
     assert _notes(run) == [["whole"], ["whole", "shielded"], ["whole"]]
     assert run("unshield", "2").returncode == 0
     assert _notes(run) == [["whole"], ["whole"], ["whole"]]
+    address = run("list").stdout.splitlines()[1].split()[1]
+    asked = ("sh", "-c", 'ip -4 address show dev eth0; echo "$@"; exit 7', "sh", "a", "--", "b")
+    done = run("exec", "2", command=asked)
+    assert (done.returncode, address in done.stdout, done.stdout.endswith("a -- b\n")) == (7, True, True)
     assert run("down").returncode == 0
     assert run("list").stdout == ""
     assert run("down").returncode == 0
     assert name not in swarms()
-
-
-def test_exec_runs_in_the_host_and_gives_its_status(run: Run) -> None:
-    run("up", "--hosts", "2")
-    address = run("list").stdout.splitlines()[1].split()[1]
-    done = run(
-        "exec", "2", command=("sh", "-c", 'ip -4 address show dev eth0; echo "$@"; exit 7', "sh", "a", "--", "b")
-    )
-    assert done.returncode == 7
-    assert address in done.stdout
-    assert done.stdout.endswith("a -- b\n")
