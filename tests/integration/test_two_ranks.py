@@ -49,7 +49,7 @@ from swarm.process import NoParent
 from swarm.settings import LeadConfig
 from swarm.types import Turn
 from tests.builders import floats, ints
-from tests.integration.processes import PATIENCE_S, eventually, free_port, swarm_in
+from tests.integration.processes import eventually, free_port, swarm_in
 from tests.unit.models import model_directory
 
 pytestmark = pytest.mark.slow
@@ -405,25 +405,3 @@ def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
         assert (learner.run_dir / "versions" / "weights.bin").read_bytes() == b"".join(
             saved[spec.name].view(torch.uint8).numpy().tobytes() for spec in stream_tensors(tiny_model(0))
         )
-
-
-@pytest.mark.long
-def test_no_rank_outlives_a_node_that_goes_while_it_starts(tmp_path: Path) -> None:
-    """The node ends torchrun, which cannot end ranks that are still importing."""
-    with swarm_in(tmp_path) as swarm:
-        swarm.lead_with(device="cpu")
-        learner = swarm.lead("--port", "0", "--trainer-ranks", "2")
-
-        def ranks() -> list[psutil.Process]:
-            return [child for child in learner.children() if "RANK" in child.environ()]
-
-        eventually(lambda: len(ranks()) == 2, learner, "both ranks")
-        started = ranks()
-        try:
-            learner.signal(signal.SIGINT)
-            assert learner.wait() == 130, learner.output()
-            assert psutil.wait_procs(started, timeout=PATIENCE_S)[1] == []
-        finally:
-            for rank in started:
-                if rank.is_running():
-                    rank.kill()
