@@ -104,9 +104,17 @@ def test_a_relay_and_then_a_learner_killed_in_the_middle_hold_up_nobody_and_go_o
     next_life.publish()
     eventually_each(relays, lambda relay: is_complete(relay, "1.0"), "versions of the next life are newer")
 
-    next_life.kill()
-    other = Publisher(swarm.directory, "publisher-2", port, size=SIZE // 2)
-    swarm.nodes.append(other)
-    other.publish()
-    eventually_each(relays, lambda relay: is_complete(relay, "2.0"), "it gets another model")
-    assert all(relay.says("joining it again") for relay in relays)
+
+@pytest.mark.long
+def test_relays_outlive_a_learner_that_begins_another_model(swarm: Swarm, publisher: Publisher) -> None:
+    (relay,) = swarm.linked_relays(publisher, 1)
+    publisher.publish()
+    eventually(lambda: is_complete(relay, "0.0"), relay, "it gets the first model")
+    publisher.kill()
+    port = int(publisher.url().rpartition(":")[2])
+    again = Publisher(swarm.directory, "publisher-1", port, size=SIZE // 2)
+    swarm.nodes.append(again)
+    again.publish()
+    eventually(lambda: is_complete(relay, "1.0"), relay, "it gets the second model")
+    assert relay.says("joining it again")
+    assert relay.process.poll() is None

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,18 +18,17 @@ from tests.unit.inference.scripted import RULES, ScriptedPolicy, drawn, endpoint
 pytestmark = pytest.mark.integration
 
 
-async def chat(run_dir: Path, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
-    """Return the exit status, stdout and stderr of `echo-node chat`."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "swarm", "chat", str(run_dir), *arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+async def typed(*words: str, stdin: str = "", where: Path | None = None) -> tuple[int, str, str]:
+    """Return the exit status, stdout and stderr of a command."""
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "swarm", *words, cwd=where, **pipes)
     out, err = await process.communicate(stdin.encode())
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
+
+
+async def chat(run_dir: Path, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+    return await typed("chat", str(run_dir), *arguments, stdin=stdin)
 
 
 async def test_a_question_is_answered_by_the_policy(tmp_path: Path) -> None:
@@ -62,16 +62,10 @@ async def test_a_fault_is_one_line(tmp_path: Path) -> None:
 async def test_a_model_that_nobody_trains_is_served_for_a_chat_and_for_any_client(tmp_path: Path) -> None:
     """`chat MODEL` serves it meanwhile; what comes of the process is gone with the chat."""
     pytest.importorskip("torch", reason="torch is not installed")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "swarm", "chat", "tiny", "12="),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    assert out.decode().strip()
-    (line,) = [line for line in err.decode().splitlines() if line.startswith("base_url ")]
+    status, out, err = await typed("chat", "tiny", "12=")
+    assert status == 0, err
+    assert out.strip()
+    (line,) = [line for line in err.splitlines() if line.startswith("base_url ")]
     port = int(line.split()[1].split(":")[2].partition("/")[0])
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
@@ -100,12 +94,9 @@ async def test_a_served_model_judges_answers(tmp_path: Path) -> None:
         while b"base_url" not in (line := await serving.stderr.readline()):
             assert line, "it ended"
         tried = (*("tasks", "try", "jsonl:sums.jsonl", "--reward", "judge.py:score", "-n", "1"), "--answer", "2")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "swarm", *tried), cwd=tmp_path, stdout=asyncio.subprocess.PIPE
-        )
-        out, _ = await process.communicate()
-        assert process.returncode == 0
-        assert "1.0" in out.decode()
+        status, out, err = await typed(*tried, where=tmp_path)
+        assert status == 0, err
+        assert "1.0" in out
     finally:
         serving.terminate()
         await serving.wait()
