@@ -140,23 +140,3 @@ def test_an_agent_is_trained_on_through_the_endpoint(swarm: Swarm) -> None:
     report, *_ = verify_directory(learner.run_dir)
     assert (report.turns, report.breaches) == (3 * report.payloads, [])
     assert 2 * report.payloads <= report.streams < 3 * report.payloads
-
-
-@pytest.mark.long
-def test_a_taskset_of_verifiers_is_trained_on_through_the_endpoint(
-    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """verifiers' own environment server plays; all that it asks for are turns of leased episodes."""
-    pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
-    # Modules are found where the learner was started.
-    monkeypatch.chdir(Path(__file__).parents[2] / "examples" / "verifiers")
-    learner = lead(swarm, "verifiers:echo_digits")
-    episodes = ends_well(learner, *join(swarm, learner, 1))
-    assert {turn["seat"] for one in episodes for turn in one["turns"]} == {1}
-    assert {one["reward"] for one in episodes} == {0.0, 1.0}
-    assert all(one["rewards"]["right"] == one["reward"] for one in episodes)
-    # A turn that is too long for its digit ends some of them.
-    assert {len(one["turns"]) for one in episodes} <= {1, 2}
-    assert sum(len(one["turns"]) == 2 for one in episodes) > len(episodes) / 2
-    lines = learner.metrics()
-    assert all(line["grad_norm"] > 0 for line in lines), "rewards differ, and are trained on"
