@@ -91,6 +91,9 @@ def _is_reported(run_dir: Path) -> None:
     assert '"state":"finished"' in (run_dir / "report.html").read_text()
     (events,) = (run_dir / "tensorboard").iterdir()
     assert b"train/reward" in events.read_bytes()
+    lines = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    (start,) = [line for line in lines if line["kind"] == "prepared"]
+    assert (start["step"], start["device"], "--tensorboard" in start["command"]) == (0, "cpu", True)
     model = run_dir.parent / "model"
     done = command("export", "model", str(run_dir), "--to", str(model))
     assert (done.returncode, done.stdout) == (0, f"the model of step 6 in {model}\n")
