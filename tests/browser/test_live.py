@@ -7,9 +7,9 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.chromium import WIDE
+from tests.browser.chromium import NARROW, WIDE
 from tests.browser.conftest import Opened
-from tests.browser.hostile import IMAGE, SCRIPT
+from tests.browser.hostile import IMAGE, NICKNAME, SCRIPT
 from tests.browser.pages import EVERY_WAY, Scheme, faults_in, is_up, made_of_strangers, passed_over, takes_steps_on
 from tests.browser.swarms import Led
 
@@ -24,6 +24,15 @@ def test_it_is_quiet_asks_nobody_else_and_moves_nothing(hostile: Led, opened: Op
     for section in watched.page.locator("main section").all():
         section.scroll_into_view_if_needed()
         takes_steps_on(watched.page, 1)
+    assert watched.shifted() < MAX_SHIFT
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [NARROW, WIDE], ids=["narrow", "wide"])
+def test_many_updates_move_nothing(hostile: Led, opened: Opened, size: tuple[int, int]) -> None:
+    watched = opened(hostile.page.url, viewport={"width": size[0], "height": size[1]})
+    is_up(watched.page)
+    takes_steps_on(watched.page, 60)
     assert watched.shifted() < MAX_SHIFT
 
 
@@ -46,7 +55,6 @@ def test_where_an_event_stands_in_its_file_is_no_figure(hostile: Led, opened: Op
 
 
 def test_what_strangers_write_stays_text(hostile: Led, opened: Opened) -> None:
-    """A name with a mark that turns the writing does not turn the rest of the row."""
     page = opened(hostile.page.url).page
     is_up(page)
     expect(page.locator("#node-table tbody")).to_contain_text("<img src=x onerror=hacked=1>")
@@ -82,3 +90,10 @@ def test_the_keyboard_sorts_the_table_of_nodes(hostile: Led, opened: Opened) -> 
         expect(heading).to_have_attribute("aria-sort", way)
         roles = page.locator("#node-table tbody tr:not(.space):visible th").all_inner_texts()
         assert roles == sorted(roles, reverse=way == "descending")
+
+
+def test_names_are_shown_where_the_owner_meant_them(hostile: Led, opened: Opened) -> None:
+    """A name with a mark that turns the writing does not turn the rest of the row."""
+    page = opened(hostile.page.url).page
+    is_up(page)
+    assert NICKNAME[-1] not in page.locator("#node-table").inner_text()

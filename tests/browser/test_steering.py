@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
+
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Opened
@@ -47,6 +51,17 @@ def test_without_the_token_it_only_reads(hostile: Led, opened: Opened) -> None:
     assert watched.page.evaluate(CHANGE) == 401
     assert len(_events(hostile, "set")) == before
     watched.excuse("401")
+
+
+def test_another_site_cannot_have_the_owner_change_it(hostile: Led) -> None:
+    """As a form of another page would send it: the cookie alone is not enough."""
+    cookie = f"echo-node-{hostile.page.url.rpartition(':')[2]}={hostile.page.token}"
+    asked = urllib.request.Request(
+        f"{hostile.page.url}/api/set", data=b'{"max_staleness": 7}', headers={"Cookie": cookie}, method="POST"
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(asked, timeout=10)
+    assert refused.value.code == 403
 
 
 def test_a_grave_change_is_asked_for_once_more(hostile: Led, opened: Opened) -> None:

@@ -79,6 +79,18 @@ async def agents_sdk(row: dict[str, int], client: Any) -> float:
     return float(running.final_output == str(row["a"] + row["b"]))
 
 
+async def many(row: dict[str, int], client: Any) -> float:
+    """Answers side by side, and one that goes on from one of them."""
+    asked: list[Any] = [{"role": "user", "content": "go"}]
+    both = await client.chat.completions.create(model=client.model, messages=asked, n=2, seed=7)
+    other = client.chat.completions.create(model=client.model, messages=asked)
+    text = client.completions.create(model=client.model, prompt="once")
+    await asyncio.gather(other, text)
+    asked += [both.choices[1].message, {"role": "user", "content": "on"}]
+    await client.chat.completions.create(model=client.model, messages=asked)
+    return float(len(both.choices))
+
+
 async def raises(row: dict[str, int], client: Any) -> float:
     raise KeyError("where")
 

@@ -116,6 +116,18 @@ async def test_an_agent_with_a_tool_is_one_conversation(tmp_path: Path, function
     assert stream.endswith("7<|im_end|>")
 
 
+async def test_answers_side_by_side_are_branches_and_a_seed_is_the_learner_s(tmp_path: Path) -> None:
+    answers = iter("abcde")
+    async with swarm(tmp_path) as swarmed:
+        await swarmed.playing("many")
+        end, streams = await swarmed.play(lambda read: next(answers))
+    assert isinstance(end, Observed), end
+    assert end.parts == {"forks": 3.0, "seeds_ignored": 1.0}
+    assert end.rewards == (0.0, *(2.0,) * 4)
+    assert [text.count("<|im_start|>assistant") for text in streams.values()].count(2) == 1
+    assert "onced<|im_end|>" in streams.values() or "oncec<|im_end|>" in streams.values()
+
+
 async def test_many_episodes_are_played_side_by_side_in_one_process(tmp_path: Path) -> None:
     async with swarm(tmp_path) as swarmed:
         await swarmed.playing("plain")
@@ -230,3 +242,33 @@ def test_an_agent_is_tried_before_it_is_trained(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["prompts"], found["reward_failed"], found["tokens_max"]) == (4, 0, 4)
+
+
+@pytest.mark.long
+def test_a_game_of_textarena_is_played(tmp_path: Path) -> None:
+    pytest.importorskip("textarena", reason="textarena (with nltk and others) is not installed")
+    done = run_command("eval", f"agent:{EXAMPLES}/guess.py:play", "--model", "tiny", "--prompts", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["reward_failed"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("function", ["many", "pydantic", "agents_sdk"])
+def test_the_official_client_and_frameworks_ask_a_real_model(function: str) -> None:
+    """SmolLM2-135M-Instruct: whatever it says, nobody's client stumbles over it."""
+    from examples.smollm2 import make_model
+
+    if function != "many":
+        pytest.importorskip({"pydantic": "pydantic_ai", "agents_sdk": "agents"}[function], reason="not installed")
+    try:
+        model = make_model()
+    except UserError as fault:
+        pytest.skip(f"no package index: {fault}")
+    task = f"agent:{AGENTS}:{function}"
+    done = run_command(
+        "eval", task, "--model", str(model), "--prompts", "3", "--max-new-tokens", "48", "--json", timeout_s=580
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["prompts"], found["reward_failed"]) == (3, 0), done.stderr[-3000:]
+    assert found["tokens_mean"] > 1

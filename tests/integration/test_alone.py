@@ -1,5 +1,5 @@
 """What people type, from a wheel in an environment of its own, at 80 columns: a researcher with questions and a reward
-in files, and somebody whose learner was killed and has to move."""
+in files, a volunteer, and somebody whose learner was killed and has to move."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ class Person:
         assert done.returncode == 0, done.stdout + done.stderr
         assert "…" not in done.stdout
         return done.stdout
+
+    def sees(self, *words: str) -> str:
+        """What a command prints, whether it finds a node yet or not."""
+        return self._light.run(*words).stdout
 
     def starts(self, name: str, *words: str) -> Node:
         """A command that stays."""
@@ -83,6 +87,25 @@ def test_a_researcher_trains_on_a_file_with_a_function_and_measures_by_how_much(
     assert after > before + 0.3
 
 
+def test_a_volunteer_joins_with_one_line_pauses_goes_on_leaves_and_is_told_what_was_given(person: Person) -> None:
+    about = ("--about", "to put digits in order")
+    learner = person.starts("led", "lead", "sort", *about, "--samplers", "0", "--run-dir", "led-run", *HERE)
+    eventually(lambda: learner.says("a sampler joins with:  echo-node join"), learner, "it prints the line")
+    (line,) = [one for one in learner.output().splitlines() if "a sampler joins with:" in one]
+    node = person.starts("volunteer", *line.partition("echo-node ")[2].split(), "--lan")
+    eventually(lambda: node.says('its owner says: "to put digits in order"'), node, "it is told what for")
+    eventually(lambda: "this node draws" in person.sees("status"), node, "it draws")
+    assert "paus" in person.types("pause")
+    eventually(lambda: node.says("paused: "), node, "it pauses")
+    assert "draw" in person.types("resume")
+    eventually(lambda: "this node draws" in person.sees("status"), node, "it draws again")
+    person.types("leave")
+    assert node.wait() == 0
+    given = person.types("me")
+    assert "to put digits in order" in given
+    assert " tokens" in given
+
+
 def test_a_learner_that_was_killed_goes_on_in_another_place_with_its_own_sampler(person: Person) -> None:
     words = ("lead", "sort", "--model", "tiny-warm", "--steps", "6000", "--run-dir", "here", *HERE)
     learner = person.starts("first", *words)
@@ -96,14 +119,19 @@ def test_a_learner_that_was_killed_goes_on_in_another_place_with_its_own_sampler
     assert "no rollout was too old, lost or used twice" in person.types("verify", "there")
 
 
-def test_a_sampler_of_the_learner_s_own_ends_with_it_and_is_told_to(person: Person) -> None:
-    """The learner answers until its own samplers have left. That a killed one is replaced: tests/unit/lead."""
+def test_a_sampler_of_the_learners_own_comes_back_when_it_was_killed(person: Person) -> None:
     learner = person.starts("keeper", "lead", "copy", "--steps", "5000", "--run-dir", "kept", *HERE)
     eventually(lambda: learner.says("step 1/"), learner, "it trains alone")
+    (own,) = _own_samplers(learner)
+    own.kill()
+    eventually(lambda: learner.says("the sampler of this machine ended"), learner, "it says so")
+    events = person.directory / "kept" / "events.jsonl"
+    eventually(lambda: events.read_text().count('"sampler_joined"') == 2, learner, "another one draws")
     (own,) = _own_samplers(learner)
     learner.signal(signal.SIGTERM)
     learner.wait()
     eventually(lambda: not own.is_running(), learner, "its sampler ended with it")
+    # The learner answers until its own samplers have left.
     last_words = (person.directory / "kept" / "logs" / "sampler-0.log").read_text()
     assert "left the swarm" in last_words
     assert "the learner could not be told" not in last_words

@@ -50,6 +50,28 @@ def test_a_relay_carries_weights_to_samplers(swarm: Swarm) -> None:
     assert relay.wait() == 0
 
 
+@pytest.mark.long
+def test_a_sampler_that_joins_while_the_learner_is_away_gets_the_newest_version_from_a_relay(swarm: Swarm) -> None:
+    learner = swarm.lead("--port", "0", *ENDLESS)
+    relay = swarm.relay(learner.url(), "--lan", name="relay")
+    early = swarm.scripted(learner.url(), "--lan", name="early")
+    eventually(lambda: newer(relay.status().get("map"), "0.1"), relay, "it holds a version that was trained")
+    # Without a sampler the learner comes to rest. A version that was on its way would have parts that nobody gives.
+    early.kill()
+    eventually(lambda: at_rest(learner, relay), learner, "it waits for rollouts, and the relay has its version")
+    learner.kill()
+    late = swarm.scripted(relay.url(), "--lan", name="late")
+    held = relay.status()["map"]
+    eventually(lambda: late.status().get("map") == held, late, "it holds what the relay holds")
+    assert relay.status()["map"] == held
+
+
+def at_rest(learner: Node, relay: Node) -> bool:
+    status = learner.status()
+    newest = f"0.{status['step']}"
+    return status["groups_ready"] < 4 and [status["version"], relay.status().get("map")] == [newest, newest]
+
+
 def went_all_the_way(node: Node) -> bool:
     """True if a version has reached every stage, one after the other."""
     told = [list(times.values()) for times in node.status()["versions"].values()]

@@ -82,12 +82,26 @@ def test_a_paused_node_gives_its_samples_to_others_and_passes_weights_on_until_i
     assert ask(swarm, held, "resume") == "drawing again\n"
     eventually(lambda: held.status()["verdicts"].get("accepted"), held, "its rollouts are accepted again")
     assert ask(swarm, held, "status").startswith(f"sampler {held.status()['node'][:12]} · ")
-    assert ask(swarm, held, "finish") == "finishing the samples under way, then leaving\n"
+    assert ask(swarm, held, "leave") == "leaving; others draw the samples that were under way\n"
     assert held.wait() == 0
     assert not (swarm.directory / "state-held" / SOCKET).exists()
     said = ask(swarm, held, "logs").splitlines()
     assert any(line.endswith("nothing holds this node any more: drawing again") for line in said)
     assert "left the swarm; " in said[-1]
+
+
+@pytest.mark.long
+def test_a_node_that_finishes_hands_in_what_it_was_drawing(swarm: Swarm, learner: Learner) -> None:
+    swarm.draw_at(3.0)
+    node = swarm.scripted(learner.url(), "--grace", "0", name="node")
+    eventually(lambda: node.status()["state"] == "sampling", node, "it draws")
+    assert not node.status()["verdicts"]
+    assert ask(swarm, node, "finish") == "finishing the samples under way, then leaving\n"
+    assert node.wait() == 0
+    last = node.output().splitlines()[-1]
+    assert last.startswith("left the swarm; ")
+    assert not last.startswith("left the swarm; 0 of its rollouts")
+    assert not node.says("samples under way are handed back")
 
 
 @pytest.mark.slow
@@ -180,15 +194,22 @@ def test_of_two_relays_with_one_identity_one_ends_and_the_other_goes_on(swarm: S
     assert other.process.poll() is None
 
 
+def change(learner: Learner, *words: str) -> str:
+    """What the command says about the learner's run."""
+    done = command("set", str(learner.run_dir), *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.long
 def test_a_paused_run_waits_over_a_restart_and_goes_on_when_its_owner_says_so(swarm: Swarm) -> None:
-    """And somebody who is refused meanwhile draws no more; all else that can be set: tests/unit/lead/test_steps.py."""
     learner = swarm.lead(*ENDLESS, name="paused")
     first, second = (swarm.scripted(learner.url(), name=name) for name in ("one", "two"))
     eventually(lambda: learner.status()["step"] > 1, learner, "it takes steps")
-    change(learner, "paused=true")
-    eventually(lambda: "this run's owner paused it" in first.status()["state"], first, "samplers hear why they wait")
+    assert change(learner, "paused=true") == "paused is true (was false)\n"
+    eventually(lambda: learner.status()["state"] == "paused by its owner", learner, "a status says so")
     eventually(lambda: not learner.status()["samples_leased"], learner, "what was leased comes in")
+    eventually(lambda: "this run's owner paused it" in first.status()["state"], first, "samplers hear why they wait")
     change(learner, "checkpoint=now")
     eventually(lambda: any(e["kind"] == "checkpoint" for e in learner.events()), learner, "it is written")
     (kept,) = [e["step"] for e in learner.events() if e["kind"] == "checkpoint"]
@@ -199,13 +220,22 @@ def test_a_paused_run_waits_over_a_restart_and_goes_on_when_its_owner_says_so(sw
     again = swarm.resume(learner, name="resumed")
     eventually(lambda: again.says("paused by its owner, as before"), again, "it is paused still")
     assert (again.status()["state"], again.status()["step"]) == ("paused by its owner", kept)
-    change(again, f"refuse={first.status()['node']}", "paused=false")
+    refused = first.status()["node"]
+    assert change(again, f"refuse={refused}", "paused=false").count("\n") == 2
+    eventually(lambda: again.status()["barred"] == [refused], again, "a status says so")
     eventually(lambda: again.status()["step"] > kept + 3, second, "the other draws all")
     eventually(lambda: "refused by this run's owner" in first.status()["state"], first, "it hears why")
-    change(again, "stop=after-step")
+    assert change(again, f"let-in={refused}") == f"let_in is {refused}\n"
+    eventually(lambda: again.status()["barred"] == [], again, "a status says so")
+    assert change(again, "stop=after-step") == "stop is after-step\n"
     assert again.wait() == 130
-
-
-def change(learner: Learner, *words: str) -> None:
-    done = command("set", str(learner.run_dir), *words)
-    assert done.returncode == 0, done.stderr
+    told = [(e["key"], e["before"], e["after"]) for e in again.events() if e["kind"] == "set"]
+    assert told == [
+        ("paused", False, True),
+        ("checkpoint", None, kept),
+        ("refuse", None, refused),
+        ("paused", True, False),
+        ("let_in", None, refused),
+        ("stop", None, "after-step"),
+    ]
+    assert {event["by"] for event in again.events() if event["kind"] == "set"} == {"socket"}

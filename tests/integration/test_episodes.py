@@ -110,6 +110,20 @@ def test_a_sampler_killed_in_the_middle_of_episodes_leaves_them_to_others(swarm:
 
 
 @pytest.mark.long
+def test_a_learner_killed_in_the_middle_of_episodes_begins_them_again(swarm: Swarm) -> None:
+    learner = lead(swarm, THINKING)
+    with thinking(learner.process.pid):
+        (early,) = join(swarm, learner, 1, name="early")
+        eventually(lambda: has_drawn(learner, early, FIRST_TURNS), learner, "the first turns are drawn")
+        began = node_of(early)
+        learner.kill()
+    early.kill()
+    again = swarm.resume(learner, name="again")
+    episodes = ends_well(again, *join(swarm, again, 1, name="late"))
+    assert began not in {turn["node"] for one in episodes for turn in one["turns"]}
+
+
+@pytest.mark.long
 def test_two_players_train_on_their_games(swarm: Swarm) -> None:
     learner = lead(swarm, DUEL)
     episodes = ends_well(learner, *join(swarm, learner, 2))
@@ -140,3 +154,21 @@ def test_an_agent_is_trained_on_through_the_endpoint(swarm: Swarm) -> None:
     report, *_ = verify_directory(learner.run_dir)
     assert (report.turns, report.breaches) == (3 * report.payloads, [])
     assert 2 * report.payloads <= report.streams < 3 * report.payloads
+
+
+@pytest.mark.long
+def test_a_taskset_of_verifiers_is_trained_on_through_the_endpoint(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verifiers' own environment server plays; all that it asks for are turns of leased episodes."""
+    pytest.importorskip("verifiers", reason="the extra verifiers is not installed")
+    # Modules are found where the learner was started.
+    monkeypatch.chdir(Path(__file__).parents[2] / "examples" / "verifiers")
+    learner = lead(swarm, "verifiers:echo_digits")
+    episodes = ends_well(learner, *join(swarm, learner, 1))
+    assert {turn["seat"] for one in episodes for turn in one["turns"]} == {1}
+    # A turn that is too long for its digit ends some of them.
+    assert {len(one["turns"]) for one in episodes} <= {1, 2}
+    assert sum(len(one["turns"]) == 2 for one in episodes) > len(episodes) / 2
+    lines = learner.metrics()
+    assert all(line["grad_norm"] > 0 for line in lines), "rewards differ, and are trained on"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from swarm.learner.checkpoint.files import is_whole, whole_checkpoints
 from tests.integration.processes import Learner, Swarm, command, eventually, swarm_in
 
 DISK_MB = 200
@@ -78,3 +80,27 @@ def test_a_full_disk_pauses_the_run_and_breaks_nothing(swarm: Swarm, disk: Path)
     eventually(lambda: learner.says("there is room again: going on"), learner, "the learner says so")
     assert {"paused", "unpaused"} <= {event["kind"] for event in learner.events()}
     assert sampler.process.poll() is None
+
+    # Full again, and killed while it is: what was recorded is whole.
+    _fill(ballast)
+    eventually(lambda: _is_paused(learner), learner, "the learner pauses again")
+    learner.kill()
+    os.unlink(ballast)
+    steps = _steps(learner) + 5
+    again = swarm.resume(learner, "--steps", str(steps), name="again")
+    assert again.wait() == 0, again.output()
+    assert sampler.wait() == 0
+    again.verified()
+    assert len(again.metrics()) == steps
+    newest = whole_checkpoints(again.run_dir / "checkpoints")[-1]
+    assert newest.step == steps
+    assert is_whole(newest.path)
+
+
+def _steps(learner: Learner) -> int:
+    """Learner steps that are recorded."""
+    connection = sqlite3.connect(learner.run_dir / "journal.db")
+    try:
+        return int(connection.execute("SELECT count(*) FROM batches").fetchone()[0])
+    finally:
+        connection.close()

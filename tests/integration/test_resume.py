@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
 import sqlite3
+import stat
 import time
 from pathlib import Path
 from random import Random
@@ -16,7 +19,7 @@ import pytest
 from swarm.learner.checkpoint.files import checkpoint_path, is_whole, whole_checkpoints
 from swarm.rollout.plane.frontier import CANDIDATES
 from tests.integration import killed_commit, telling_sampler
-from tests.integration.processes import Learner, Node, Swarm, command, eventually
+from tests.integration.processes import Learner, Node, Swarm, command, eventually, run_command
 
 ENDLESS = ("--steps", "1000000")
 OFTEN = ("--checkpoint-every-steps", "5")
@@ -58,6 +61,14 @@ def _rows(learner: Learner, sql: str) -> list[Any]:
         return connection.execute(sql).fetchall()
     finally:
         connection.close()
+
+
+def _refused(*arguments: str) -> str:
+    """The one line in which a command is refused."""
+    done = command(*arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1
+    return done.stderr
 
 
 def _says_goodbye(sampler: Node) -> None:
@@ -165,6 +176,24 @@ def test_a_learner_killed_again_and_again_leads_its_run_to_the_end(swarm: Swarm)
     assert summary["held_out"][-1]["version"] == steps
 
 
+@pytest.mark.long
+def test_a_demo_whose_learner_is_killed_ten_times_learns_all_the_same(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = run_command("demo", "--kill-learner", "10", "--json", "--run-dir", str(run_dir), timeout_s=560)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["learner_killed"], summary["verified"]) == (10, True)
+    assert summary["held_out_after"] >= 0.9
+    assert "--kill-seed" in done.stderr
+    assert command("verify", str(run_dir)).returncode == 0
+    steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, summary["steps"] + 1))
+    for number in range(3):
+        said = (run_dir / "logs" / f"sampler-{number}.log").read_text()
+        assert said.count("; status: echo-node status") == 1
+        assert "the run is finished; thank you" in said
+
+
 # -- stopped, damaged, asked for too much --------------------------------------------------------------------
 
 
@@ -192,12 +221,17 @@ def _says_what_it_keeps(learner: Learner) -> None:
 
 
 def _another_run_begins_with_its_model(swarm: Swarm, learner: Learner) -> None:
-    step = _steps_written(learner)[-1]
+    before, step = (learner.run_dir / "config.json").read_bytes(), _steps_written(learner)[-1]
     given = ("--from", str(learner.run_dir), "--learning-rate", "2e-4", "--port", "0", "--steps", "1")
     fork = swarm.lead(*given, name="fork")
     swarm.scripted(fork.url(), name="other")
     assert fork.wait() == 0, fork.output()
     assert fork.says(f"a new run with the model of {learner.run_dir} after {step} steps, and a fresh optimiser")
+    config = json.loads((fork.run_dir / "config.json").read_text())
+    assert config["from"] == {"run": str(learner.run_dir), "step": step, "best": False, "model": "tiny"}
+    assert (config["learning_rate"], config["groups_per_step"]) == (2e-4, 4)
+    assert (learner.run_dir / "config.json").read_bytes() == before
+    assert fork.output().splitlines()[-1] == f"finished at step 1; run directory {fork.run_dir}"
     fork.verified()
 
 
@@ -241,10 +275,16 @@ def test_a_run_that_was_stopped_goes_on_from_what_is_whole(swarm: Swarm) -> None
     assert len({prompt % CANDIDATES for _, prompt in prompts}) > 1
 
 
+def test_what_is_no_run_is_not_resumed(tmp_path: Path) -> None:
+    assert "is not a run directory" in _refused("lead", "--resume", str(tmp_path))
+    assert "is not a run directory" in _refused("lead", "--resume", str(tmp_path / "nowhere"))
+
+
 @pytest.mark.long
-def test_node_and_trainer_killed_together_make_the_same_adapter_again(swarm: Swarm) -> None:
+@pytest.mark.parametrize("trained", [pytest.param((), id="all"), pytest.param(("--adapter", "4"), id="adapter")])
+def test_node_and_trainer_killed_together_make_the_same_weights_again(swarm: Swarm, trained: tuple[str, ...]) -> None:
     """With a real model at the sampler, whose weights have to be those that the learner goes on with."""
-    learner = swarm.lead("--port", "0", "--max-staleness", "0", "--adapter", "4", *OFTEN, *ENDLESS)
+    learner = swarm.lead("--port", "0", "--max-staleness", "0", *trained, *OFTEN, *ENDLESS)
     sampler = swarm.join(learner.url(), name="sampler")
     eventually(lambda: _has_taken(learner, 7), learner, "a checkpoint and more steps")
     children = learner.children()
@@ -259,6 +299,48 @@ def test_node_and_trainer_killed_together_make_the_same_adapter_again(swarm: Swa
     distances = [line["mismatch_kl"] for line in again.metrics() if "mismatch_kl" in line]
     assert max(distances) < 1e-3
     assert max(line["staleness/max"] for line in again.metrics()) == 0
+
+
+@pytest.mark.long
+def test_groups_that_were_replaced_are_on_record_and_a_new_life_goes_on(swarm: Swarm) -> None:
+    """Of two answers without a model many have the same reward."""
+    swarm.lead_with(dynamic_sampling=True, group_size=2, groups_per_step=8)
+    learner = swarm.lead("--port", "0", *ENDLESS, *OFTEN)
+    sampler = swarm.scripted(learner.url(), name="sampler")
+    _takes(learner, 8)
+    learner.kill()
+    steps = _rows(learner, "SELECT count(*) FROM batches")[0][0] + 8
+    again = swarm.resume(learner, "--steps", str(steps), name="again")
+    assert again.wait() == 0, again.output()
+    _says_goodbye(sampler)
+    _is_one_run(again, steps)
+    counted = _rows(again, "SELECT dropped_at, count(*) FROM groups WHERE reason = 'no_variance' GROUP BY dropped_at")
+    assert len(counted) > steps / 2
+    assert max(count for _, count in counted) <= 8
+    flat = [line["frac_reward_zero_std"] for line in again.metrics()]
+    assert sum(flat) / len(flat) < 0.5
+
+
+@pytest.mark.long
+def test_weights_that_cannot_be_made_again_are_replaced_by_a_later_incarnation(swarm: Swarm) -> None:
+    learner = swarm.lead("--port", "0", *ENDLESS)
+    sampler = swarm.scripted(learner.url(), name="sampler")
+    eventually(lambda: _has_taken(learner, 4), learner, "a few steps, and no checkpoint")
+    learner.kill()
+    # Stands for a machine that computes otherwise: the batches are those on record, their weights are not.
+    config = json.loads((learner.run_dir / "config.json").read_text())
+    (learner.run_dir / "config.json").write_text(json.dumps({**config, "learning_rate": 2 * config["learning_rate"]}))
+
+    steps = _rows(learner, "SELECT count(*) FROM batches")[0][0] + 5
+    again = swarm.resume(learner, "--steps", str(steps), name="again")
+    assert again.wait() == 0, again.output()
+    _says_goodbye(sampler)
+    assert "diverged" in _kinds(again)
+    assert again.says("the next version replaces them")
+    versions = _rows(again, "SELECT incarnation FROM versions ORDER BY version")
+    assert versions[0] < versions[-1]
+    assert _steps_written(again) == list(range(1, steps + 1))
+    assert again.verified()["batches"] == steps
 
 
 # -- the dial ------------------------------------------------------------------------------------------------
@@ -279,29 +361,105 @@ def _bounds_are_kept(learner: Learner) -> None:
 
 @pytest.mark.long
 def test_the_bound_is_changed_while_the_learner_runs(swarm: Swarm) -> None:
-    """What becomes of the period, and what is refused: tests/unit/lead."""
-    learner = swarm.lead("--port", "0", "--max-staleness", "4", "--publish-every-steps", "5", *OFTEN, *ENDLESS)
-    run_dir = learner.run_dir
-    swarm.scripted(learner.url(), name="sampler")
+    """In a directory whose name is too long for a socket."""
+    name = "a" * 60 + "/" + "b" * 60
+    (swarm.directory / ("a" * 60)).mkdir()
+    learner = swarm.lead(
+        "--port", "0", "--max-staleness", "4", "--publish-every-steps", "5", *OFTEN, *ENDLESS, name=name
+    )
+    run_dir, socket = learner.run_dir, learner.run_dir / "control.sock"
+    assert len(str(socket)) > 107
+    sampler = swarm.scripted(learner.url(), name="sampler")
     _takes(learner, 6)
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
     assert max(line["staleness/max"] for line in learner.metrics()) == 4
+
     assert _set(run_dir, 0) == "max_staleness is 0 (was 4)"
     _takes(learner, 4)
     assert _set(run_dir, 2) == "max_staleness is 2 (was 0)"
     _takes(learner, 8)
+    eventually(lambda: learner.status()["publish_every_steps"] == 3, learner, "the period comes back")
+    assert "less than or equal to 1024" in _refused("set", str(run_dir), "max-staleness=2000")
+    assert "cannot be set" in _refused("set", str(run_dir), "steps=3")
     learner.kill()
     assert [row[0] for row in _rows(learner, "SELECT max_staleness FROM bounds ORDER BY rowid")] == [4, 0, 2]
+    assert "no learner runs in" in _refused("set", str(run_dir), "max-staleness=1")
+    assert socket.exists()  # a killed learner leaves it behind
 
     again = swarm.resume(learner, name="again")
     _takes(again, 2)
     status = again.status()
     assert (status["max_staleness"], status["publish_every_steps"]) == (2, 3)
-    assert _set(run_dir, 1) == "max_staleness is 1 (was 2)"
-    newest = "SELECT max_staleness FROM batches ORDER BY step DESC LIMIT 1"
-    eventually(lambda: _rows(again, newest) == [(1,)], again, "a batch under that bound")
+    assert _set(run_dir, 4) == "max_staleness is 4 (was 2)"
+    _takes(again, 2)
+    assert _set(run_dir, 1) == "max_staleness is 1 (was 4)"
+    _takes(again, 3)
     again.signal(signal.SIGTERM)
     again.wait()
+    assert not socket.exists()
+    assert "no learner runs in" in _refused("set", str(run_dir), "max-staleness=1")
     bounds = [row[0] for row in _rows(again, "SELECT max_staleness FROM batches ORDER BY step")]
-    assert [bound for i, bound in enumerate(bounds) if bound != bounds[i - 1] or i == 0] == [4, 0, 2, 1]
+    assert [bound for i, bound in enumerate(bounds) if bound != bounds[i - 1] or i == 0] == [4, 0, 2, 4, 1]
+    told = [line for line in again.events() if line["kind"] == "set"]
+    assert {line["by"] for line in told} == {"socket"}
+    changed = {
+        key: [(line["before"], line["after"]) for line in told if line["key"] == key]
+        for key in ("max_staleness", "publish_every_steps")
+    }
+    assert changed == {
+        "max_staleness": [(4, 0), (0, 2), (2, 4), (4, 1)],
+        # Capped by the bound, and as asked for again once the bound allows it, after a restart too.
+        "publish_every_steps": [(5, 1), (1, 3), (3, 5), (5, 2)],
+    }
     _bounds_are_kept(again)
     again.verified()
+    assert sampler.process.poll() is None
+
+
+@pytest.mark.long
+def test_batches_are_trained_on_again_at_the_learning_rate_that_was_set_for_them(swarm: Swarm) -> None:
+    """By a trainer that is started again, and by a learner: weights that were published come out bit for bit."""
+    swarm.lead_with(warmup_steps=0)
+    learner = swarm.lead("--port", "0", "--learning-rate", "1e-3", *ENDLESS)
+    swarm.scripted(learner.url(), name="sampler")
+    _takes(learner, 3)
+    assert command("set", str(learner.run_dir), "learning-rate=1e-4").stdout == "learning_rate is 0.0001 (was 0.001)\n"
+    _takes(learner, 3)
+    trainer = next(child for child in learner.children() if "swarm.learner.trainer" in " ".join(child.cmdline()))
+    trainer.kill()
+    eventually(lambda: learner.says("training again on the recorded batches "), learner, "it trains again")
+    _takes(learner, 2)
+    assert command("set", str(learner.run_dir), "learning-rate=2e-4").returncode == 0
+    _takes(learner, 2)
+    learner.kill()
+    again = swarm.resume(learner, name="again")
+    _takes(again, 2)
+    assert again.says("training again on the recorded batches ")
+    assert "diverged" not in _kinds(again)
+    rates = [line["learning_rate"] for line in again.metrics()]
+    assert [rate for i, rate in enumerate(rates) if i == 0 or rate != rates[i - 1]] == [1e-3, 1e-4, 2e-4]
+    table = {one["key"]: one["value"] for one in again.status()["settings"]}
+    assert table["learning_rate"] == 2e-4
+    again.kill()
+    again.verified()
+
+
+# -- a trainer that stands still -----------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_trainer_that_stands_still_is_replaced(swarm: Swarm) -> None:
+    slow, soon = "tests.slow_steps 0 0", ("env", "TRAINER_HANG_S=10")
+    learner = swarm.lead("--port", "0", *OFTEN, *ENDLESS, module=slow, place=soon)
+    swarm.scripted(learner.url(), name="sampler")
+    _takes(learner, 7)
+    trainer = next(child for child in learner.children() if "swarm.learner.trainer" in " ".join(child.cmdline()))
+    os.kill(trainer.pid, signal.SIGSTOP)
+    line = "the trainer made no progress for 10 s and was killed; starting it again from the last checkpoint (1 of 3)"
+    eventually(lambda: learner.says(line), learner, "the node says that its trainer hung")
+    _takes(learner, 3)
+    assert not trainer.is_running()
+    assert {"trainer_restarted"} <= _kinds(learner)
+    assert "diverged" not in _kinds(learner)
+    learner.kill()
+    learner.verified()

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ from tests.netns.hosts import Host, Hosts, hosts
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "volunteer.md"
 LEAD = ("lead", "--model", "tiny", "--task", "copy", "--steps", "1000000", "--samplers", "0")
+WORD_S = 5.0
+"""`join` has to say within this time what is wrong."""
 
 PLAIN = (b"HTTP/1.", b"Echo-Protocol", b"Echo-Auth", b"/v1/")
 """What nodes say to one another where nothing is encrypted."""
@@ -190,6 +193,25 @@ def test_nothing_is_said_in_plain_text_to_a_machine_that_does_not_encrypt(
     assert any(b"\x16\x03\x01" in packet for packet in sent), "the hello of TLS"
     assert plain_in(sent) == []
     assert not volunteer.says("found swarm")
+
+
+@pytest.mark.long
+def test_join_says_within_five_seconds_what_is_wrong_and_goes_on_trying(
+    network: Hosts, volunteers: Volunteers, tmp_path: Path
+) -> None:
+    """Of a machine behind a firewall; other causes are in tests/unit/node/test_connections.py."""
+    one, two = network
+    volunteers.nodes.append(Learner(tmp_path, one))
+    network.shield(one)
+    held_up = volunteers.join(two, one.address, "--role", "relay")
+    eventually(lambda: held_up.says("; status: echo-node status"), held_up, "it has started")
+    began = time.monotonic()
+    eventually(lambda: held_up.says("; trying again until a bootstrap answers"), held_up, "it says why")
+    assert time.monotonic() - began < WORD_S, held_up.output()
+    assert held_up.says("within 4 s; is the address right"), held_up.output()
+    network.unshield(one)
+    eventually(lambda: held_up.says("found swarm"), held_up, "it went on trying")
+    assert [line for line in held_up.output().splitlines() if "trying again" in line][1:] == []
 
 
 def _in_order(node: Node, *words: str) -> None:
