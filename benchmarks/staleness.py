@@ -7,8 +7,8 @@ In simulation (staleness_sim.py): 32 groups a batch, one-slot workers, lognormal
 generation time of 0.3 steps; a learner that publishes after every step of 60 s, and versions that reach all workers
 `broadcast` steps later. The fleet is 1.3 times as fast as the model's least rate
 R / min(T_train, S * T_train - T_bcast - T_gen), or 1.3 * R / T_train where no fleet is fast enough. Rules: the real
-plane, adaptive, off and with unlimited hold, asked one lease ahead as real samplers do; AReaL's counters; and first in,
-first out, both of which hand out work only to a worker that is free. Cases, each row a line of JSON in shares of 1:
+plane, adaptive, off and with unlimited hold, asked one lease ahead as real samplers do. Cases, each row a line of JSON
+in shares of 1:
 
 - `single`, `dying`: groups of one; 10 % of the workers vanish per hour, noticed after three beats, replaced after ten
   minutes. `groups`: groups of eight and a fifth of the steps. `serial`: one version is carried at a time.
@@ -18,9 +18,7 @@ first out, both of which hand out work only to a worker that is free. Cases, eac
   adaptive with off; `recovery_batches` says for how many of the ten batches after an event the learner waited longer
   than with off, by more than 0.5 % of a step.
 
-The floor (staleness_floor.py) is the mean staleness of a clairvoyant scheduler that never lets the learner wait, where
-S >= 2 and T_bcast + T_gen + kappa - 1 < S steps. Each row names the targets that it missed (`misses`, `beside_off`);
-exit status 1 if there are any.
+Each row names the targets that it missed (`misses`, `beside_off`); exit status 1 if there are any.
 """
 
 from __future__ import annotations
@@ -32,13 +30,12 @@ import sys
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from benchmarks import ended, listed, parser_of, said
 from benchmarks import staleness_sim as sim
-from benchmarks.staleness_floor import Demand, Floor, floor
 from benchmarks.staleness_sim import Figures, Fleet, Job, Run, Sample
 from swarm.sampler.feeding import AHEAD
 from swarm.types import VersionId
@@ -50,8 +47,6 @@ DYING_PER_HOUR = 0.1
 SIGMA = 1.0
 QUARTILES = [math.exp(-SIGMA * SIGMA / 2 + SIGMA * z) for z in (-0.674490, 0.0, 0.674490)]  # Of the lengths, mean 1
 MAX_IDLE = 0.01
-OF_COUNTERS = 1 / 3  # Of what the counters discard, how much the deadlines may
-ABOVE_FLOOR = 0.3  # Steps of mean staleness
 MAX_MEAN_STALENESS = 2.5  # Where S is 4 or 8 and the broadcast takes 0.1 to 1 steps
 IDLE_BESIDE_OFF = 0.005, 0.003  # Allowed where off waits less; elsewhere, what may come on top of that
 DISCARDED_BESIDE_OFF = 0.01
@@ -96,13 +91,13 @@ class Row:
         return self.max_staleness + 1 - period - self.broadcast - self.generate
 
     @property
-    def floored(self) -> bool:
-        """Whether a fleet of this size can keep a learner busy with what is fresh, so that the floor has a meaning."""
+    def feasible(self) -> bool:
+        """Whether a fleet of this size can keep a learner busy with what is fresh."""
         return self.max_staleness >= 2 and self.slack > 0
 
     @property
     def targeted(self) -> bool:
-        return self.case in ("single", "dying") and self.floored
+        return self.case in ("single", "dying") and self.feasible
 
     @property
     def young(self) -> bool:
@@ -119,17 +114,11 @@ class Row:
         """Groups of eight are slow to simulate, and hard cases need no more than an event and what follows."""
         return max(1, steps // (5 if self.group_size > 1 else 2 if self.hard else 1))
 
-    def setting(self, rule: str) -> sim.Setting:
-        return sim.Setting(
-            max_staleness=self.max_staleness,
-            batch_groups=BATCH_GROUPS,
-            group_size=self.group_size,
-            slots=self.workers,
-            patient=sim.is_patient(rule),
-            freshness=sim.freshness_of(rule),
-        )
+    @property
+    def bounds(self) -> dict[str, int]:
+        return {"max_staleness": self.max_staleness, "batch_groups": BATCH_GROUPS, "group_size": self.group_size}
 
-    def fleet(self, *, ahead: bool, dying: float = 0.0) -> Fleet:
+    def fleet(self, *, dying: float = 0.0) -> Fleet:
         return Fleet(
             workers=self.workers,
             broadcast=self.broadcast,
@@ -137,19 +126,13 @@ class Row:
             sigma=SIGMA,
             group_size=self.group_size,
             serial=self.case == "serial",
-            ahead=ahead,
             dying=dying,
         )
 
 
 def simulate(row: Row, rule: str, *, steps: int, seed: int) -> Figures:
-    fleet = row.fleet(ahead=rule.startswith("deadlines"), dying=DYING_PER_HOUR if row.case == "dying" else 0.0)
-    return Run(sim.RULES[rule](row.setting(rule)), fleet, steps=row.steps(steps), seed=seed).run()
-
-
-def clairvoyant(row: Row, *, steps: int, seed: int) -> Floor:
-    demand = Demand(steps=row.steps(steps), batch_groups=BATCH_GROUPS, max_staleness=row.max_staleness)
-    return floor(row.fleet(ahead=False), demand, seed=seed)
+    fleet = row.fleet(dying=DYING_PER_HOUR if row.case == "dying" else 0.0)
+    return Run(sim.DeadlineRule(rule, **row.bounds), fleet, steps=row.steps(steps), seed=seed).run()
 
 
 def shares(run: Figures) -> dict[str, float]:
@@ -170,15 +153,12 @@ def summary(run: Figures) -> dict[str, Any]:
     }
 
 
-def misses(row: Row, rules: dict[str, dict[str, Any]], lowest: dict[str, float] | None) -> list[str]:
-    """Which targets this row misses. `lowest` is its floor, if it has one."""
-    ours, off, held, counter = (rules[name] for name in ("deadlines", "deadlines, off", "deadlines, hold", "counter"))
+def misses(row: Row, rules: dict[str, dict[str, Any]]) -> list[str]:
+    """Which targets this row misses."""
+    ours, off, held = (rules[name] for name in sim.RULES)
     missed = {
         "hold discards": row.case != "dying" and held["discarded"] > 0,
         "idle": row.targeted and ours["idle"] > MAX_IDLE,
-        "discards": row.targeted and ours["discarded"] > OF_COUNTERS * counter["discarded"],
-        "staleness beside floor": lowest is not None
-        and ours["mean_staleness"] > lowest["mean_staleness"] + ABOVE_FLOOR,
         "staleness": row.young and ours["mean_staleness"] > MAX_MEAN_STALENESS,
     }
     return [*(name for name, is_missed in missed.items() if is_missed), *beside_off(ours, off)]
@@ -196,13 +176,7 @@ def beside_off(ours: dict[str, Any], off: dict[str, Any]) -> list[str]:
 
 def measure(row: Row, *, steps: int) -> dict[str, Any]:
     rules = {rule: summary(simulate(row, rule, steps=steps, seed=SEED)) for rule in sim.RULES}
-    lowest = None
-    if row.floored:
-        found = clairvoyant(row, steps=steps, seed=SEED)
-        bounds = {"least": found.least, "min_together": found.min_together, "left_out": found.left_out}
-        lowest = {"mean_staleness": found.figures.mean_staleness, **bounds}
-    own = {"targeted": row.targeted, "floor": lowest, "missed": misses(row, rules, lowest)}
-    return {**row.named, **own, "rules": rules}
+    return {**row.named, "targeted": row.targeted, "missed": misses(row, rules), "rules": rules}
 
 
 # -- hard cases --------------------------------------------------------------------------------------------------
@@ -211,8 +185,8 @@ def measure(row: Row, *, steps: int) -> dict[str, Any]:
 class CaseRule(sim.DeadlineRule):
     """The real plane; with `round_prompts`, it also begins held-out rounds."""
 
-    def __init__(self, setting: sim.Setting, *, round_prompts: int = 0) -> None:
-        super().__init__(setting)
+    def __init__(self, rule: str, *, round_prompts: int = 0, **bounds: int) -> None:
+        super().__init__(rule, **bounds)
         self._round_prompts = round_prompts
         self.rounds: list[int] = []
 
@@ -375,10 +349,9 @@ class Outcome:
 
 
 def simulate_case(row: Row, rule: str, *, steps: int) -> Outcome:
-    setting = replace(row.setting("deadlines"), freshness=sim.freshness_of(rule))
-    plane = CaseRule(setting, round_prompts=ROUND_BATCHES * BATCH_GROUPS if row.case == "bursts" else 0)
+    plane = CaseRule(rule, **row.bounds, round_prompts=ROUND_BATCHES * BATCH_GROUPS if row.case == "bursts" else 0)
     kind = {"places": PlacesRun, "lockstep": LockstepRun}.get(row.case, CaseRun)
-    run = kind(row.case, plane, row.fleet(ahead=True), steps=row.steps(steps), seed=SEED)
+    run = kind(row.case, plane, row.fleet(), steps=row.steps(steps), seed=SEED)
     try:
         figures = run.run()
     except sim.DeadlockError:
@@ -419,7 +392,7 @@ def rows_of(options: argparse.Namespace) -> list[Row]:
         for broadcast in options.broadcast
         if not (case == "serial" and broadcast <= 1) and not (case == "groups" and broadcast > 1)
     ]
-    return [row for row in rows if not row.hard or (row.floored and row.broadcast <= 1)]
+    return [row for row in rows if not row.hard or (row.feasible and row.broadcast <= 1)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

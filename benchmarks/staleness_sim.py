@@ -1,13 +1,11 @@
-"""A learner and a fleet of one-slot workers on a virtual clock, for benchmarks/staleness.py; and who may generate what,
-three ways: the real rollout plane, AReaL's counter rule, and no rule at all.
+"""The real rollout plane and a fleet of one-slot workers on a virtual clock, for benchmarks/staleness.py.
 
 Theory of operation. Times are in seconds, a learner step takes STEP_S. A worker generates one sample at a time, with
-the newest version that had reached it when it began, and asks for its next sample when it begins one (`ahead`) or when
-it has none. A question that finds nothing stays with the learner and is tried again at every change. Versions reach all
-workers `broadcast` steps after they were published: side by side, or one at a time (`serial`), the newest next. A
-worker that dies is noticed after three beats, and another takes its place `REPLACED_S` later. All rules keep the same
-bound: what is older than S steps when a batch is taken is never trained on. They differ in what they let begin, and in
-the order in which a batch is made.
+the newest version that had reached it when it began, and asks for its next sample when it begins one. A question that
+finds nothing stays with the learner and is tried again at every change. Versions reach all workers `broadcast` steps
+after they were published: side by side, or one at a time (`serial`), the newest next. A worker that dies is noticed
+after three beats, and another takes its place `REPLACED_S` later. What is older than S steps when a batch is taken is
+never trained on.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from swarm.rollout.messages import Answer
 from swarm.rollout.plane.effects import Effect, Granted, Judged, NodeSilent, Refused, ScoreWanted
 from swarm.rollout.plane.nodes import MISSED_BEATS
 from swarm.rollout.plane.plane import PlaneRules
-from swarm.types import Freshness, Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, VersionId
+from swarm.types import Lease, NodeId, Prompt, Rollout, SamplingRules, Score, Span, VersionId
 
 MEAN_TOKENS = 16  # Tokens of a completion of mean length: the plane sees lengths, and a run stays cheap
 MAX_TOKENS = 4096  # The token limit: 256 times the mean, which no length of a benchmark reaches
@@ -40,18 +38,6 @@ REPLACED_S = 600.0  # A dead worker is replaced after ten minutes: a volunteer c
 
 
 # -- rules -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What the learner consumes, and the bound. `patient` is the plane's alone, `slots` AReaL's `max_concurrent`."""
-
-    max_staleness: int
-    batch_groups: int
-    group_size: int
-    slots: int
-    patient: bool = False
-    freshness: Freshness = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,53 +61,28 @@ class Sample:
     version: int
 
 
-class Rule:
-    """What a learner decides. `discarded` collects what was generated and will not be trained on."""
+class DeadlineRule:
+    """The real plane, asked as its real shell asks it. `discarded` collects what was generated and will not be trained
+    on."""
 
-    discarded: list[Sample]
-
-    def ask(self, worker: int, held: int, *, now: float) -> Job | None:
-        """A sample for a worker that holds `held` and asked at `now`, or None while there is none for such a worker."""
-        raise NotImplementedError
-
-    def submit(self, worker: int, job: Job, sample: Sample, *, now: float) -> None:
-        raise NotImplementedError
-
-    def published(self, version: int) -> None:
-        """Workers can fetch `version` from now on."""
-
-    def take(self, *, now: float) -> list[Sample] | None:
-        """The next batch if it is there."""
-        raise NotImplementedError
-
-    def heard(self, worker: int, *, now: float) -> None:
-        """The last sign of life of a worker that dies now."""
-
-    def gone(self, worker: int, alive: Collection[int], *, now: float) -> None:
-        """`worker` was silent for three beats; all of `alive` were heard meanwhile."""
-        raise NotImplementedError
-
-
-class DeadlineRule(Rule):
-    """The real plane, asked as its real shell asks it."""
-
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, rule: str, *, max_staleness: int, batch_groups: int, group_size: int) -> None:
         rules = PlaneRules(
             run_seed=0,
-            max_staleness=setting.max_staleness,
-            adaptive=setting.freshness == "adaptive",
-            groups_per_step=setting.batch_groups,
-            group_size=setting.group_size,
+            max_staleness=max_staleness,
+            adaptive=rule == RULES[0],
+            groups_per_step=batch_groups,
+            group_size=group_size,
             rules=SamplingRules(temperature=1.0, max_new_tokens=MAX_TOKENS, stop_token_ids=(2,)),
             vocab_size=10,
             beat_s=BEAT_S,
             lease_time_limit_s=1e7,
         )
-        self._plane = HoldingPlane(rules, prompts=prompt, patient=setting.patient)
+        self._plane = HoldingPlane(rules, prompts=prompt, patient=rule == RULES[2])
         self._samples: dict[int, list[Sample]] = {}
         self.discarded: list[Sample] = []
 
     def ask(self, worker: int, held: int, *, now: float) -> Job | None:
+        """A sample for a worker that holds `held` and asked at `now`, or None while there is none for such a worker."""
         jobs = self.ask_many(worker, held, 1, at_once=0, now=now)
         return jobs[0] if jobs else None
 
@@ -183,132 +144,7 @@ class DeadlineRule(Rule):
                     pass
 
 
-@dataclass(slots=True, kw_only=True)
-class OpenGroup:
-    """A group of the two other rules: what is not yet handed out, who works on the rest, and what came back."""
-
-    number: int
-    waiting: list[int]
-    held_by: dict[int, int] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
-    completed: int = 0
-
-    @property
-    def version(self) -> int:
-        return min(sample.version for sample in self.samples)
-
-
-class CountingRule(Rule):
-    """A batch is made in the order in which groups are completed, every worker always works, and what is too old for a
-    batch is thrown away when it is taken."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.version = 0
-        self.next_batch = 0
-        self.running: dict[int, OpenGroup] = {}
-        self.ready: list[OpenGroup] = []
-        self.discarded: list[Sample] = []
-        self.thrown_groups = 0
-        self._unfilled: dict[int, OpenGroup] = {}
-        self._opened = 0
-        self._completed = 0
-
-    def room(self) -> bool:
-        return True
-
-    def place(self, group: OpenGroup) -> int:
-        return group.completed
-
-    def ask(self, worker: int, held: int, *, now: float) -> Job | None:
-        if not self._unfilled and not self._open():
-            return None
-        number, group = next(iter(self._unfilled.items()))
-        index = group.waiting.pop(0)
-        group.held_by[index] = worker
-        if not group.waiting:
-            del self._unfilled[number]
-        return Job(number=number, index=index)
-
-    def submit(self, worker: int, job: Job, sample: Sample, *, now: float) -> None:
-        group = self.running[job.number]
-        del group.held_by[job.index]
-        group.samples.append(sample)
-        if len(group.samples) == self.setting.group_size:
-            del self.running[job.number]
-            group.completed = self._completed
-            self._completed += 1
-            self.ready.append(group)
-
-    def published(self, version: int) -> None:
-        self.version = version
-
-    def take(self, *, now: float) -> list[Sample] | None:
-        self._throw_away()
-        size = self.setting.batch_groups
-        if len(self.ready) < size:
-            return None
-        self.ready.sort(key=self.place)
-        batch, self.ready = self.ready[:size], self.ready[size:]
-        self.next_batch += 1
-        return [sample for group in batch for sample in group.samples]
-
-    def gone(self, worker: int, alive: Collection[int], *, now: float) -> None:
-        for number, group in self.running.items():
-            lost = [index for index, holder in group.held_by.items() if holder == worker]
-            for index in lost:
-                del group.held_by[index]
-                group.waiting.append(index)
-                self._unfilled[number] = group
-
-    def _throw_away(self) -> None:
-        """What can be in no batch any more."""
-        old = [group for group in self.ready if self.next_batch - group.version > self.setting.max_staleness]
-        if old:
-            self.ready = [group for group in self.ready if group not in old]
-            self.thrown_groups += len(old)
-            self.discarded += [sample for group in old for sample in group.samples]
-
-    def _open(self) -> bool:
-        if not self.room():
-            return False
-        group = OpenGroup(number=self._opened, waiting=list(range(self.setting.group_size)))
-        self.running[self._opened] = self._unfilled[self._opened] = group
-        self._opened += 1
-        return True
-
-
-class CounterRule(CountingRule):
-    """AReaL's: capacity = min(max_concurrent - running, (S + version + 1) * batch - (accepted + running)).
-
-    `accepted` counts all that was ever accepted; what was thrown away is taken off again, or the learner would stop for
-    ever once (S + 1) batches were thrown away. A batch is made in the order of opening.
-    """
-
-    def room(self) -> bool:
-        running, accepted = len(self.running), self._completed - self.thrown_groups
-        bound = (self.setting.max_staleness + self.version + 1) * self.setting.batch_groups
-        return min(self.setting.slots - running, bound - (accepted + running)) > 0
-
-    def place(self, group: OpenGroup) -> int:
-        return group.number
-
-
-RULES: dict[str, Callable[[Setting], Rule]] = {
-    "deadlines": DeadlineRule,
-    "deadlines, off": DeadlineRule,
-    "deadlines, hold": DeadlineRule,
-    "counter": CounterRule,
-    "none": CountingRule,
-}
-
-
-def is_patient(rule: str) -> bool:
-    return rule.endswith("hold")
-
-
-def freshness_of(rule: str) -> Freshness:
-    return "adaptive" if rule == "deadlines" else "off"
+RULES = ("deadlines", "deadlines, off", "deadlines, hold")
 
 
 @cache
@@ -360,7 +196,6 @@ class Fleet:
     sigma: float = 1.0
     group_size: int = 1
     serial: bool = False
-    ahead: bool = True
     dying: float = 0.0
 
 
@@ -416,7 +251,7 @@ class DeadlockError(RuntimeError):
 class Run:
     """One learner, one rule, one fleet, until `steps` steps are done or nothing can happen any more."""
 
-    def __init__(self, rule: Rule, fleet: Fleet, *, steps: int, seed: int) -> None:
+    def __init__(self, rule: DeadlineRule, fleet: Fleet, *, steps: int, seed: int) -> None:
         self._rule = rule
         self._fleet = fleet
         self._steps = steps
@@ -469,7 +304,7 @@ class Run:
         return Worker(next(self._names), self._arrived)
 
     def _ask(self, worker: Worker) -> None:
-        if not worker.asking and worker.queued is None and (self._fleet.ahead or worker.running is None):
+        if not worker.asking and worker.queued is None:
             worker.asking, worker.asked_at = True, self._now
             self._questions[worker.name] = worker
 
