@@ -218,8 +218,8 @@ class RolloutPlane:
         oldest, counted_as = rollout.oldest, str(verdict)
         if verdict == "accepted" and rollout.finish in ("failed", "handed"):
             counted_as = rollout.finish
-        elif verdict == "stale" and group and oldest is not None and is_fresh(oldest, self.next_batch, group.bound):
-            counted_as = "bound_lowered"
+        elif verdict == "stale" and group and oldest is not None and not self._fresh(oldest):
+            counted_as = "bound_lowered" if is_fresh(oldest, self.next_batch, group.bound) else counted_as
         judged = Judged(rollout_id=rollout.rollout_id, node=node, verdict=verdict, detail=detail, counted_as=counted_as)
         if verdict != "accepted":
             if group is not None and (verdict == "malformed" or is_current(answer, group)):

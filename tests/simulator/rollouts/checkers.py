@@ -169,12 +169,13 @@ class WatchedPlane:
                 stale = again or (rollout.finish != "failed" and self._late(oldest_of(rollout)))
                 self._require(stale, "I3", f"{rollout.rollout_id} is fresh, yet is called stale")
                 lowered = entry is not None and self._next_batch - oldest_of(rollout) <= entry.bound
+                lowered = lowered and self._late(oldest_of(rollout))
                 self._require(
                     (judged.counted_as == "bound_lowered") is lowered,
                     "I3",
                     f"{rollout.rollout_id} is stale for another reason",
                 )
-                self._require(lowered or self._may_waste, "I7", f"{rollout.rollout_id} is stale")
+                self._require(again or lowered or self._may_waste, "I7", f"{rollout.rollout_id} is stale")
                 if self._books.is_current(lease, rollout):
                     self._books.let_go(node, rollout.group_id, rollout.index)
             case _:
