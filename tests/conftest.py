@@ -46,9 +46,6 @@ SMALL = frozenset(
 )
 """Of those rings, what starts one process at a time and measures nothing."""
 
-MEASURED = frozenset({"test_provisioning.py"})
-"""Comes last in its half of the ring: it asserts how long a learner waited. The other half may still be at work."""
-
 SLOW_RINGS = ("browser", "netns", "vllm")
 """Rings that are slow as a whole: they want root, Chromium or vLLM, and start engines or networks."""
 
@@ -68,7 +65,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("gpu")
         if ring in SLOW_RINGS:
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: item.path.name in MEASURED)
 
 
 def tier(marks: Container[str]) -> str | None:

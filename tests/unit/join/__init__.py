@@ -1,1 +1,1 @@
-"""Tests of swarm/node."""
+"""Tests of swarm/join."""
