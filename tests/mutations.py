@@ -22,10 +22,10 @@ TREE = Path(__file__).parents[1]
 TEST_S = 120  # After so long a test counts as failed: what a mutation lets through may wait for ever
 
 MUTATIONS = r"""
-I1 stale-batch test_a_stale_group_neither_fills_a_batch_nor_is_in_it
+I1 stale-batch test_a_lower_bound_drops_what_is_ready_and_too_old_by_it
 - sorted(version for version in self._ready if is_fresh(version, next_batch, max_staleness))
 + sorted(self._ready)
-I1 bound-by-one test_an_answer_past_the_bound_is_stale_and_the_sampler_hears_by_how_much
+I1 bound-by-one test_an_answer_that_only_a_lower_bound_makes_stale_is_counted_as_such
 - return staleness(version, next_batch) <= max_staleness
 + return staleness(version, next_batch) <= max_staleness + 1
 I2 chunk-digest test_no_chunk_but_the_signed_one_is_accepted
@@ -40,7 +40,7 @@ I2 changes-digest test_a_region_that_does_not_decode_to_what_was_signed_is_never
 I2 unsigned-head test_a_head_by_another_key_or_of_another_swarm_is_refused
 - verify(context, sealed.body, sealed.signature, public_bytes)
 + pass
-I2 engine-sums test_an_engine_with_a_wrong_sum_does_not_go_on
+I2 engine-sums test_an_engine_that_holds_something_else_does_not_go_on
 - if tensor_sum(_bytes_of(held.to(source.dtype))) != expected:
 + if False:
 I3 second-answer test_a_late_answer_of_a_node_thought_silent_is_accepted_once

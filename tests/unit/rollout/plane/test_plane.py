@@ -168,6 +168,21 @@ def test_a_silent_node_has_lost_what_it_can_have_drawn_of_its_leases(tokens_per_
     assert plane.tick(now=10.0) == [NodeSilent(node=BOB, samples=2, lost=lost)]
 
 
+def test_a_late_answer_of_a_node_thought_silent_is_accepted_once() -> None:
+    plane = new_plane()
+    granted = ask(plane, ALICE, 0, 1)
+    plane.tick(now=10.0)
+    taken_over = ask(plane, BOB, 0, 1, now=10.0)
+    assert taken_over[0].samples == granted[0].samples
+    ((given, answer),) = answers(granted, 0)
+    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=11.0)) == "accepted"
+    assert verdict_of(plane.submit(ALICE, answering(given, answer), now=12.0)) == "duplicate"
+    ((given, answer),) = answers(taken_over, 0)
+    late = plane.submit(BOB, answering(given, answer), now=13.0)
+    assert verdict_of(late) == "duplicate"
+    assert [type(effect) for effect in late] == [Judged]
+
+
 def test_a_sample_is_answered_only_by_nodes_that_it_was_leased_to_and_for_an_attempt_that_there_was() -> None:
     plane = new_plane()
     ((given, answer),) = answers(ask(plane, ALICE, 0, 1), 0)
