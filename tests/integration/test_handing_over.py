@@ -23,7 +23,7 @@ from tests.integration.slow_sampler import METADATA, MODULE
 from tests.unit.models import published
 
 SEED = 5
-ENDS = "killed", "told", "killed", "taken"
+ENDS = "killed", "told", "taken"
 FROZEN = 1e-30  # A learning rate at which no weight changes
 
 

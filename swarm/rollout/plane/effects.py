@@ -37,7 +37,7 @@ class Refused:
 class Judged:
     """The verdict on one submitted rollout. `counted_as` is the verdict, with these exceptions: "failed" if the
     accepted answer says that generation failed, "handed" if it is a part of one, and "bound_lowered" if a stale rollout
-    is fresh under its group's opening bound.
+    is too old for the present bound alone, not for that of its group's opening.
     """
 
     rollout_id: str
